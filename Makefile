@@ -13,13 +13,15 @@ WEB_MODEL := web/demo/public/model/digits.bundle
 WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
 MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')
 
+DOCS_PAGE := archipel/server/http/docs_page
+
 # Of single rooms only the browser's need its page, which takes minutes to build.
 ROOMS ?=
 BROWSER_ROOMS := $(if $(ROOMS),$(filter browser% web% tests/browser% tests/web%,$(ROOMS)),all)
 NODE := $(if $(BROWSER_ROOMS),node-if-possible)
 WEB := $(if $(BROWSER_ROOMS),web-if-possible)
 
-.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web npm dist release node-if-possible web-if-possible \
+.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web docs npm dist release node-if-possible web-if-possible \
 	postgres-if-possible compiler-if-possible clean
 
 help:
@@ -30,6 +32,7 @@ help:
 	@echo "make mutants   change the product in one place at a time and see that the tests notice (ARGS='ROOM ... --only NAME')"
 	@echo "make lint      lint, types and import rules only"
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
+	@echo "make docs      build the documentation into build/site/, which archipel serve shows at /docs/ with --docs"
 	@echo "make npm       pack the browser's library for npm, into build/npm/"
 	@echo "make dist      build the Python packages that are released, into dist/ (FOLDER=...)"
 	@echo "make release   the same with the npm package, bills of materials and SHA256SUMS"
@@ -47,6 +50,7 @@ test: set-up
 
 # Hours, in which nobody looks: nothing that fails keeps the rest from running, and all of it is told at the end.
 test-all: set-up $(WEB)
+	@$(MAKE) --no-print-directory docs || true
 	@linted=; tested=; \
 		$(MAKE) --no-print-directory lint && linted=true; \
 		$(BIN)/python scripts/test_rooms.py --all $(ROOMS) && tested=true; \
@@ -88,14 +92,22 @@ $(READY): pyproject.toml constraints.txt
 web: $(WEB_PAGE)
 	@:
 
+# A server sends the packed files; the folder build/site opens in a browser without any server.
+docs: $(READY)
+	@echo "== building the documentation"
+	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@rm -rf $(DOCS_PAGE) && cp -R build/site $(DOCS_PAGE)
+	@find $(DOCS_PAGE) \( -name '*.js' -o -name '*.css' -o -name '*.json' -o -size +64k -name '*.html' ! -path '$(DOCS_PAGE)/index.html' \) -exec gzip --force --best --no-name {} +
+	@echo "build/site/index.html"
+
 npm: $(READY) web/node_modules/.package-lock.json
 	@$(BIN)/python scripts/npm_package.py build/npm
 
 FOLDER ?= dist
-dist: $(READY) web
+dist: $(READY) web docs
 	@$(BIN)/python scripts/release/wheels.py $(FOLDER)
 
-release: $(READY) web
+release: $(READY) web docs
 	@$(BIN)/python scripts/release/release.py $(FOLDER)
 
 # A machine without Node.js or Chromium is told their names and goes on without the browser's tests, except in CI.
@@ -127,4 +139,4 @@ $(WEB_MODEL): $(READY) $(MODEL_SOURCES)
 	@cd $* && npm ci --silent --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
 
 clean:
-	rm -rf $(VENV) web/node_modules web/demo/node_modules web/dist web/demo/dist $(dir $(WEB_MODEL)) $(dir $(WEB_PAGE)) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*
+	rm -rf $(VENV) web/node_modules web/demo/node_modules web/dist web/demo/dist $(dir $(WEB_MODEL)) $(dir $(WEB_PAGE)) $(DOCS_PAGE) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -50,6 +50,7 @@ ArchipelError
 ├── SlotError                     a folder of model slots cannot be used, or not in its present state
 ├── NonFiniteLossError            training diverged: the loss or a weight is infinite or not a number
 ├── SimulationError               a federation cannot be simulated so, or not be tuned
+├── InsightError                  a page about a model or a run cannot be made
 ├── StoreError                    an example store cannot be opened, read or written
 │   ├── StoreKeyError             the key does not open the store, or the key file is missing
 │   ├── StoreErasedError          the store was erased
@@ -261,6 +262,9 @@ class NonFiniteLossError(ArchipelError): ...
 
 
 class SimulationError(ArchipelError): ...
+
+
+class InsightError(ArchipelError): ...
 
 
 class StoreError(ArchipelError): ...

@@ -25,7 +25,7 @@ def set_mode(mode: Mode) -> None:
 
     Example:
         archipel.set_mode("eager")
-        module(x)  # stops at the first NaN
+        module(torch.ones(2, 4))  # stops at the first NaN
     """
     global _mode
     if mode not in get_args(Mode):
@@ -34,7 +34,11 @@ def set_mode(mode: Mode) -> None:
 
 
 def get_mode() -> Mode:
-    """How graphs run in this process: "graph" unless `set_mode` has said otherwise."""
+    """How graphs run in this process: "graph" unless `set_mode` has said otherwise.
+
+    Example:
+        assert archipel.get_mode() == "graph"
+    """
     return _mode
 
 

@@ -92,8 +92,12 @@ def forward_rule(domain: str, *op_types: str) -> Callable[[ForwardRule], Forward
     Raises AutodiffError for an operator without a gradient rule, and for one that has a rule of forward mode already.
 
     Example:
+        @autodiff.rule("example.functions", "Binarize")
+        def backward(ctx):
+            return [ctx.cotangent]
+
         @autodiff.forward_rule("example.functions", "Binarize")
-        def straight_through(ctx):
+        def forward(ctx):
             return [ctx.tangent(0)]
     """
 

@@ -43,6 +43,11 @@ def differentiate(
 
     Raises MissingRuleError for an operator without a rule between `wrt` and a target, NotDifferentiableError if a
     target depends on a value, but not through floating-point values, AutodiffError for a rule that breaks its contract.
+
+    Example:
+        op = Builder(model.ir.graph)
+        loss, weight = model.ir.graph.outputs[1], model.ir.graph.initializers["fc.weight"]
+        [gradient] = autodiff.differentiate(op, {loss: op.Constant(value_float=1.0)}, [weight])
     """
     require_kept(op.graph)
     nodes = list(op.graph)

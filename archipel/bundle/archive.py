@@ -30,6 +30,10 @@ def pack(folder: Path | str, file: Path | str) -> None:
     """Write the bundle folder `folder` to the one file `file`, replacing it. Raises ArchiveError.
 
     Manifest and signature come first, so that a reader of a stream can refuse early.
+
+    Example:
+        unpack("digits.bundle", "unpacked")
+        pack("unpacked", "copy.bundle")
     """
     folder, file = Path(folder), Path(file)
     first = [MANIFEST_FILE, SIGNATURE_FILE]
@@ -60,6 +64,9 @@ def unpack(file: Path | str, folder: Path | str) -> None:
 
     Only what `pack` writes is accepted: plain names, each once, stored without compression, sizes within limits. It
     checks no contents: `open_bundle` does. Raises ArchiveError or UnsafePathError.
+
+    Example:
+        unpack("digits.bundle", "unpacked")
     """
     file, folder = Path(file), Path(folder)
     if (foreign := recognize(file)) is not None:

@@ -141,7 +141,12 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def encode_card(card: ModelCard) -> bytes:
-    """The card in canonical JSON: keys sorted, no white space, default values left out. Raises CardError."""
+    """The card in canonical JSON: keys sorted, no white space, default values left out. Raises CardError.
+
+    Example:
+        data = encode_card(ModelCard(name="digits", description="Digits.", task="classification"))
+        assert decode_card(data).name == "digits"
+    """
     try:
         data = _ENCODER.encode(card)
     except UnicodeEncodeError:  # half of a surrogate pair, which Python's strings can hold
@@ -151,7 +156,11 @@ def encode_card(card: ModelCard) -> bytes:
 
 
 def decode_card(data: bytes) -> ModelCard:
-    """Decode and check a card. Raises a CardError that says what is wrong, and where."""
+    """Decode and check a card. Raises a CardError that says what is wrong, and where.
+
+    Example:
+        card = decode_card(encode_card(ModelCard(name="digits", description="Digits.", task="classification")))
+    """
     if len(data) > MAX_CARD_BYTES:
         raise CardError(f"card: {len(data)} bytes, the limit is {MAX_CARD_BYTES}")
     try:
@@ -185,7 +194,11 @@ def parse_card(text: str) -> ModelCard:
 
 
 def format_card(card: ModelCard) -> str:
-    """The card as a TOML text, which `parse_card` reads. Raises CardError."""
+    """The card as a TOML text, which `parse_card` reads. Raises CardError.
+
+    Example:
+        text = format_card(ModelCard(name="digits", description="Digits.", task="classification"))
+    """
     fields = json.loads(encode_card(card))
     tables = {name: value for name, value in fields.items() if isinstance(value, list) and isinstance(value[0], dict)}
     lines = [_setting(name, value) for name, value in fields.items() if name not in tables]

@@ -23,7 +23,11 @@ def generate_development_key() -> Ed25519PrivateKey:
 
 
 def development_key_file() -> Path:
-    """Where this user's development key is: archipel/development.key in the folder of the user's settings."""
+    """Where this user's development key is: archipel/development.key in the folder of the user's settings.
+
+    Example:
+        print(development_key_file())
+    """
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "archipel" / DEVELOPMENT_KEY
 
@@ -32,6 +36,9 @@ def development_key() -> tuple[Ed25519PrivateKey, bool]:
     """This user's development key, and whether this call has made it (with mode 600).
 
     Raises SignatureError that names the file if it cannot be read or written, or if it holds another kind of key.
+
+    Example:
+        key, made = development_key()
     """
     path = development_key_file()
     if not path.exists():

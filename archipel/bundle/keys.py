@@ -40,27 +40,46 @@ def is_development_key(public_key: bytes) -> bool:
 
     The mark is in the key itself, so a publisher cannot leave it out of a bundle. One in 65,536 keys of other programs
     has it by chance; `generate_key` makes none.
+
+    Example:
+        assert not is_development_key(load_public_key("publisher.pub"))
     """
     return hashlib.sha256(public_key).digest().startswith(_DEVELOPMENT_MARK)
 
 
 def save_private_key(key: Ed25519PrivateKey, path: Path | str) -> None:
-    """Write the key as PEM with mode 0600, durably. Raises SignatureError if the file exists: it is not overwritten."""
+    """Write the key as PEM with mode 0600, durably. Raises SignatureError if the file exists: it is not overwritten.
+
+    Example:
+        save_private_key(generate_key(), "publisher.key")
+    """
     _create(Path(path), encode_private_key(key), 0o600)
 
 
 def load_private_key(path: Path | str) -> Ed25519PrivateKey:
-    """The key in a PEM file. Raises SignatureError that names the file and what is wrong with it."""
+    """The key in a PEM file. Raises SignatureError that names the file and what is wrong with it.
+
+    Example:
+        key = load_private_key("publisher")
+    """
     return decode_private_key(_read(Path(path)), str(path))
 
 
 def encode_private_key(key: Ed25519PrivateKey) -> bytes:
-    """The key as PKCS#8 PEM, not encrypted."""
+    """The key as PKCS#8 PEM, not encrypted.
+
+    Example:
+        pem = encode_private_key(key)
+    """
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
-    """The inverse of `encode_private_key`. Raises SignatureError that names `where`, the source of `data`."""
+    """The inverse of `encode_private_key`. Raises SignatureError that names `where`, the source of `data`.
+
+    Example:
+        key = decode_private_key(Path("publisher").read_bytes(), "publisher")
+    """
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -73,12 +92,20 @@ def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def save_public_key(key: Ed25519PrivateKey, path: Path | str) -> None:
-    """Write the public half as 64 hexadecimal digits. Raises SignatureError if the file exists."""
+    """Write the public half as 64 hexadecimal digits. Raises SignatureError if the file exists.
+
+    Example:
+        save_public_key(key, "publisher.key.pub")
+    """
     _create(Path(path), key.public_key().public_bytes_raw().hex().encode() + b"\n", 0o644)
 
 
 def load_public_key(path: Path | str) -> bytes:
-    """The raw 32 bytes. Raises SignatureError when the file does not hold 64 hexadecimal digits."""
+    """The raw 32 bytes. Raises SignatureError when the file does not hold 64 hexadecimal digits.
+
+    Example:
+        trusted = [load_public_key("publisher.pub")]
+    """
     text = _read(Path(path)).strip()
     if b"PRIVATE KEY-----" in text:
         raise SignatureError(f"{path}: this is a private key; give its public half, {path}.pub")

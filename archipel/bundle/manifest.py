@@ -107,6 +107,9 @@ class Aggregators(_Strict, frozen=True, kw_only=True):
         threshold: the smallest allowed ratio of secret-sharing threshold to the number of sites.
         colluders: the share of a round's sites that may work with the server above them.
         levels: how many levels of edge servers may be between the root and the devices, from 1 to 3.
+
+    Example:
+        sites = Aggregators(min_site_cohort=10, max_site_cohort=50, min_cohort=2, threshold=0.6)
     """
 
     min_site_cohort: int
@@ -147,6 +150,9 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
         noise_multiplier: of a training: devices add noise themselves, and that of the honest ones in a sum has at least
             this standard deviation, over the most by which one device can change the sum. 0: none is needed.
         aggregators: of rounds among edge servers; None: there are none with this bundle.
+
+    Example:
+        policy = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=1.0, max_bits=16)
     """
 
     modes: tuple[Literal["secure", "plain"], ...]
@@ -236,6 +242,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest in canonical JSON: keys sorted, no white space, default values left out.
 
     Raises what `validate_manifest` raises, and ManifestError for a manifest of more than 4 MiB.
+
+    Example:
+        assert decode_manifest(encode_manifest(old.manifest)) == old.manifest
     """
     validate_manifest(manifest)
     data = _ENCODER.encode(manifest)
@@ -245,7 +254,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode and validate a manifest. Raises a ManifestError that says what is wrong, and where."""
+    """Decode and validate a manifest. Raises a ManifestError that says what is wrong, and where.
+
+    Example:
+        unpack("digits.bundle", "unpacked")
+        manifest = decode_manifest(Path("unpacked/manifest.json").read_bytes())
+        print(manifest.name, sorted(manifest.programs))
+    """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"manifest: {len(data)} bytes, the limit is {MAX_MANIFEST_BYTES}")
     # The format alone first: a manifest of a later format must say so, and not fail at a field that is unknown here.

@@ -153,7 +153,7 @@ def open_bundle(
     Raises a BundleError that says what is wrong.
 
     Example:
-        bundle = open_bundle("digits.bundle", [load_public_key("publisher.key.pub")])
+        bundle = open_bundle("digits.bundle", [load_public_key("publisher.pub")])
         weights = bundle.parameters()
     """
     path = Path(path)

@@ -54,6 +54,9 @@ def write_weights(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
     """The tensors as safetensors bytes; equal tensors give equal bytes. `metadata`: texts for the file's head.
 
     Raises TensorLayoutError for a dtype that a bundle cannot have.
+
+    Example:
+        data = write_weights({"bias": np.zeros(3, np.float32)})
     """
     for name, array in tensors.items():
         if array.dtype.name not in ITEM_BYTES:
@@ -107,6 +110,9 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
         max_bytes: the largest file.
 
     Raises TensorLayoutError.
+
+    Example:
+        weights = read_weights(Path("task.safetensors"))
     """
     buffer: Any
     if isinstance(source, Path):

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
     "export": ("models.export:export_command", "Write what was learned as ONNX, safetensors or PyTorch."),
     "fit": ("devices.fit:fit", "Train a bundle further on data in files."),
+    "insight": ("models.insight:insight", "Look into a model or a training run in the browser."),
     "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
     "model": ("federation.model:model", "Register, promote and roll back a server's versions of models."),
@@ -56,7 +57,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # it lies.
     "Start": ("new", "up", "demo", "doctor", "version"),
     "Data": ("data",),
-    "Models": ("train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
+    "Models": (
+        "train",
+        "plan",
+        "keys",
+        "convert",
+        "compress",
+        "compare",
+        "export",
+        "inspect",
+        "insight",
+        "verify",
+        "models",
+    ),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("simulate", "tune", "task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
@@ -66,7 +79,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
           "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
           "torchmetrics": "cloud", "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
-          "optuna": "search", "tomli_w": "convert", "sklearn": "sklearn", "skl2onnx": "sklearn"}  # fmt: skip
+          "optuna": "search", "tomli_w": "convert", "tensorboardX": "curves", "sklearn": "sklearn",
+          "skl2onnx": "sklearn"}  # fmt: skip
 
 
 class LazyGroup(click.Group):

@@ -14,31 +14,24 @@ from archipel.client.conditions.gate import Gate, MayWork
 from archipel.client.conditions.owner_limits import check_population, with_allowed_publishers
 from archipel.client.config import AgentConfig
 from archipel.client.connection.enrolment import is_here, join
-from archipel.client.connection.identity import DeviceRecord, IdentityStore
+from archipel.client.connection.identity import DeviceRecord
 from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
 from archipel.client.connection.waiting import Waiting
-from archipel.client.device import Device, Examples, Site, make_starter
-from archipel.client.downloads.cache import Cache
-from archipel.client.downloads.origins import Origins
+from archipel.client.device import Examples, Site
 from archipel.client.events import Event, EventName, OnEvent, Outcome, traced
-from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.entry import Entry
-from archipel.client.memory.erasing import finish_erasing
 from archipel.client.memory.folder import lock_folder
-from archipel.client.memory.journal import Journal, OpenRound
-from archipel.client.memory.keystore import FileKeys, KeyStore, data_key
+from archipel.client.memory.journal import OpenRound
+from archipel.client.memory.keystore import KeyStore
 from archipel.client.memory.plan_book import why_expired
-from archipel.client.memory.query_book import QueryBook
-from archipel.client.memory.seeds import RoundSeeds
-from archipel.client.memory.vault import Vault
+from archipel.client.opening import open_folder
 from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.participation import Participation
 from archipel.client.rounds.resuming import find_interrupted
 from archipel.client.rounds.settling import Settling
 from archipel.client.versions.adoption import Adoption
-from archipel.durable import make_folder, sweep
 from archipel.errors import (
     CertificateError,
     ClientError,
@@ -106,34 +99,9 @@ class Agent:
         )
         self._lock = lock_folder(config.folder)
         try:
-            self._keys: KeyStore = FileKeys(config.folder) if keys is None else keys
-            # Before anything is opened: an interrupted erase may have destroyed the key of the files that are left.
-            finish_erasing(config.folder, self._keys)
-            state_folder = config.folder / "state"
-            make_folder(state_folder)
-            for folder in (config.folder, state_folder):  # where a kill during a write leaves a temporary file
-                sweep(folder)
-            secret = data_key(self._keys)
-            vault = Vault(secret)
-            self._device = Device(
-                config=config,
-                identity=IdentityStore(config.folder, self._keys),
-                journal=Journal(config.folder / "rounds", vault),
-                cache=Cache(
-                    config.folder / "cache", config.max_cache_bytes, allow_development=config.allow_development
-                ),
-                origins=Origins(config.folder),
-                vault=vault,
-                seeds=RoundSeeds(secret),
-                gate=self._gate,
-                examples=examples,
-                emit=self._emit,
-                state_folder=state_folder,
-                queries=QueryBook(config.folder / "rounds"),
-                decisions=DecisionBook(config.folder),
-                starter=make_starter(config),
-                site=site,
-            )
+            self._device = open_folder(
+                config, keys, gate=self._gate, examples=examples, emit=self._emit, site=site
+            )  # fmt: skip
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)
         except BaseException:
@@ -322,6 +290,8 @@ class Agent:
         if pending:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
+        if self._device.site is not None:
+            self._device.site.follow(session)
         attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
         told = CheckIn(attributes=attributes, versions=versions, protocols=spoken(), adds_noise=True)
         answer = self._waiting.check_in(session, told, self._gate.stop if patient else None)

@@ -66,6 +66,10 @@ class Site(Protocol):
         """Called between rounds, and after a restart, with the journal that says how they ended."""
         ...
 
+    def follow(self, session: DeviceSession) -> None:
+        """Called before each check-in. Raises what the session raises."""
+        ...
+
 
 class Emit(Protocol):
     """Reports an event to the program that embeds the agent."""

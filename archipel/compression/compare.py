@@ -132,6 +132,10 @@ def compare(
         progress: called with the number of examples done, and of all.
 
     Raises CompressionError for data that does not fit, or a graph that does not run.
+
+    Example:
+        small, _ = archipel.compress(model, [StaticInt8()], data=data)
+        print(compare(model, small, data))
     """
     if rows < 0 or batch_size < 1:
         raise CompressionError(f"compare: rows must be at least 0 and batch_size at least 1, got {rows}, {batch_size}")

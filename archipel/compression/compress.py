@@ -66,6 +66,10 @@ def compress(
     Returns the small model, and the report of what each part did.
 
     Raises CompressionError for a recipe or data that do not fit the model, GraphError for weights that are not finite.
+
+    Example:
+        small, report = archipel.compress(model, [StaticInt8()], data=data, validation=data)
+        print(report.after.nbytes, "of", report.before.nbytes, "bytes")
     """
     parts = check_parts(recipe)
     refuse_not_finite(model.ir)

@@ -33,6 +33,9 @@ class FineTune:
         batch_norm: "frozen" leaves running statistics as they are.
 
     Raises CompressionError for a field out of range.
+
+    Example:
+        better, report = archipel.compress(model, [FineTune(epochs=1, lr=1e-3)], data=data)
     """
 
     epochs: int = 1

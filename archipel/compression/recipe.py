@@ -56,7 +56,11 @@ def kind_of(part: type[Any]) -> str:
 
 
 def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
-    """Read a recipe from a TOML file. Raises CompressionError that names the file, the part and the field."""
+    """Read a recipe from a TOML file. Raises CompressionError that names the file, the part and the field.
+
+    Example:
+        parts = load_recipe("recipe.toml")
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -70,7 +74,11 @@ def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
 
 
 def parse_recipe(text: str) -> list[Part]:
-    """As `load_recipe`, from the text of a file: `parse_recipe('part = [{kind = "static_int8"}]')`."""
+    """As `load_recipe`, from the text of a file: `parse_recipe('part = [{kind = "static_int8"}]')`.
+
+    Example:
+        parts = parse_recipe('part = [{kind = "static_int8"}]')
+    """
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -83,7 +91,12 @@ def parse_recipe(text: str) -> list[Part]:
 
 
 def write_recipe(parts: Sequence[Part]) -> str:
-    """The recipe as TOML, without fields that are defaults. Raises CompressionError for objects that are no parts."""
+    """The recipe as TOML, without fields that are defaults. Raises CompressionError for objects that are no parts.
+
+    Example:
+        text = write_recipe([StaticInt8(), FineTune(steps=40, lr=1e-4)])
+        assert parse_recipe(text)[0] == StaticInt8()
+    """
     return tomli_w.dumps({"part": [_fields(part) for part in check_parts(parts)]})
 
 

@@ -37,6 +37,9 @@ class Sum:
         name: of the statistic, 1 to 240 printable characters.
         low, high: each value is clipped to [low, high] before it is added; `low` is below `high`.
         of: the name of the model's output. "" where the model has only one.
+
+    Example:
+        Analysis([Sum(name="rain", low=0, high=100)])
     """
 
     name: str
@@ -47,7 +50,11 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean(Sum):
-    """The mean of an output's values, each clipped to [low, high]; arguments as of `Sum`."""
+    """The mean of an output's values, each clipped to [low, high]; arguments as of `Sum`.
+
+    Example:
+        Analysis([Mean(name="light", low=0, high=1)])
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +66,9 @@ class Histogram:
         edges: finite numbers in ascending order. They make len(edges) + 1 bins: the values below the first edge,
             those from each edge up to the next, and those from the last edge on.
         of: the name of the model's output. "" where the model has only one.
+
+    Example:
+        Analysis([Histogram(name="peak", edges=[0.2, 0.4])])
     """
 
     name: str
@@ -71,6 +81,9 @@ class Quantiles(Histogram):
     """Quantiles of an output's values, interpolated within the bins of a histogram.
 
     Arguments are those of `Histogram`, and `probabilities`: different numbers from 0 to 1, such as 0.5 for the median.
+
+    Example:
+        Analysis([Quantiles(name="peak", edges=[0.2, 0.4, 0.8])])
     """
 
     probabilities: Sequence[float] = (0.25, 0.5, 0.75)

@@ -121,6 +121,10 @@ def convert_variants(
     Raises:
         ConversionError: an argument is wrong. The arguments for all variants are checked before any is made.
         ArchipelError: the error of the part that failed.
+
+    Example:
+        variants = {"float": None, "int8": Compression([StaticInt8()], calibration=images)}
+        release = convert_variants(model, "release", variants=variants, signing=Signing(key))
     """
     return make_release(
         Request(

@@ -12,15 +12,25 @@ import time
 
 from sqlalchemy import select
 
+from archipel.client.connection.session import DeviceSession
 from archipel.client.device import SiteRound
 from archipel.client.memory.journal import Journal
 from archipel.edge.log_copy import copy_log
-from archipel.errors import PolicyError, ProtocolError, RefusedError, RoundAbandonedError, ServerError, UnreachableError
-from archipel.protocol.messages import RoundStatus
+from archipel.errors import (
+    PolicyError,
+    ProtocolError,
+    RefusedError,
+    RoundAbandonedError,
+    ServerError,
+    SessionRefusedError,
+    UnreachableError,
+)
+from archipel.protocol.messages import RoundStatus, RoundTask
 from archipel.protocol.sites import site_vector
 from archipel.protocol.vector import Vector
 from archipel.server.database.site_tables import SiteRound as Row
 from archipel.server.database.tables import Round
+from archipel.server.rounds.sites.ending import follow_task, live_tasks
 from archipel.server.rounds.sites.holding import read_sum
 from archipel.server.rounds.sites.mirroring import Wish, keep_bundle, take_over
 from archipel.server.services import Services
@@ -30,6 +40,10 @@ log = logging.getLogger("archipel.edge")
 
 LOOK_SECONDS = 0.1
 """How often the own round is looked at."""
+SILENT_SECONDS = 45.0
+"""After so long without an answer of the upstream, whose round needs the sum no more, the own devices are let go."""
+_NOT_SENT = ("advertising", "sharing", "complaining")
+"""Steps of the agent in which the upstream has keys of this site, and no masked sum yet."""
 ASK_SECONDS = 5.0
 """How often the upstream is asked whether its round still goes on."""
 
@@ -40,10 +54,30 @@ class EdgeSite:
     def __init__(self, services: Services, upstream: Upstream) -> None:
         self._services = services
         self._upstream = upstream
+        self._unknown: set[str] = set()
+        self._journal: Journal | None = None
+        self._session: DeviceSession | None = None
+
+    def may_work(self) -> str:
+        """For the agent's conditions: why it must leave the round that it is in, else empty.
+
+        The devices of a sum that is held do nothing else meanwhile. Where the upstream is silent and the time is over
+        until which it waits for the sum, and the masked sum was not sent, it counts in no version: the own round ends.
+        """
+        if self._journal is None or self._session is None or self._session.silence() < SILENT_SECONDS:
+            return ""
+        with self._services.database.read() as session:
+            late = select(Row.round_id).where(Row.state == "summed", Row.sum_by < self._services.clock())
+            rounds = list(session.scalars(late))
+        steps = [entry.step for round_id in rounds if (entry := self._journal.get(round_id)) is not None]
+        if any(step in _NOT_SENT for step in steps):
+            return f"the upstream has not answered for {SILENT_SECONDS:.0f} s, and it is too late for the sum"
+        return ""
 
     def collect(self, given: SiteRound) -> tuple[Vector, int]:
         """As of Site. Raises ProtocolError where this site has no sum in time, RoundAbandonedError, what the session
         raises, and PolicyError where its own devices could not take part."""
+        self._session = given.session
         row = self._take_over(given)
         row = self._wait(given, row)
         try:
@@ -56,6 +90,7 @@ class EdgeSite:
 
     def reconcile(self, journal: Journal) -> None:
         """Note how the upstream's rounds ended for this site, as far as the journal knows."""
+        self._journal = journal
         with self._services.database.read() as session:
             states = ("wanted", "open", "summed")
             open_rows = list(session.scalars(select(Row.round_id).where(Row.state.in_(states))))
@@ -72,6 +107,24 @@ class EdgeSite:
                 row.state = state
         for round_id, state in ended.items():
             log.info("round %s of the upstream: %s", round_id, state)
+
+    def follow(self, session: DeviceSession) -> None:
+        """End the own tasks whose tasks of the upstream have ended."""
+        for task_id, round_id in live_tasks(self._services).items():
+            try:
+                told = _task_of(session, round_id)
+            except SessionRefusedError:
+                raise
+            except RefusedError as error:
+                # Such as an upstream whose database is older than this site's. It may still ask for rounds of the task.
+                if error.status not in (403, 404):
+                    raise
+                if task_id not in self._unknown:
+                    log.warning("task %s: the upstream does not know it: %s; cancel it to end it", task_id, error)
+                self._unknown.add(task_id)
+                continue
+            if told.task_id == task_id and follow_task(self._services, told):
+                log.info("task %s of the upstream is %s", task_id, told.state)
 
     def _take_over(self, given: SiteRound) -> Row:
         with self._services.database.read() as session:
@@ -91,6 +144,7 @@ class EdgeSite:
             weights=given.cache.read(plan.weights),
             broadcast=None if plan.broadcast is None else given.cache.read(plan.broadcast),
             root_population=given.of_log.population,
+            rounds=_task_of(given.session, plan.round_id).rounds,
             # By this server's own clock.
             sum_by=now + status.phase_ends - (now if theirs is None else theirs),
         )
@@ -134,3 +188,7 @@ class EdgeSite:
 
     def _status(self, given: SiteRound) -> RoundStatus:
         return given.session.call("GET", f"/v1/rounds/{given.plan.round_id}", RoundStatus)
+
+
+def _task_of(session: DeviceSession, round_id: str) -> RoundTask:
+    return session.call("GET", f"/v1/rounds/{round_id}/task", RoundTask)

@@ -32,6 +32,7 @@ def agent_config(services: Services, upstream: Upstream) -> AgentConfig:
         allow_http=upstream.allow_http,
         ca_file=path(upstream.ca_file) if upstream.ca_file else None,
         kinds=("training",),
+        otlp_address=services.settings.otlp_address,
         allow_development=services.settings.allow_development,
         max_peak_bytes=1 << 50,
         max_upload_bytes=upstream.max_bytes,
@@ -40,6 +41,8 @@ def agent_config(services: Services, upstream: Upstream) -> AgentConfig:
         max_cache_bytes=4 * upstream.max_bytes,
         isolated=False,
         pause_seconds=1.0,
+        # Its one condition is that of `EdgeSite.may_work`, which time does not change.
+        resume_within=0.1,
         max_wait=2.0,
         max_offline_wait=30.0,
         # The upstream may be away for as long as its round lives: its own deadlines say when the sum is of no more use.
@@ -75,7 +78,9 @@ def run_uplink(services: Services, upstream: Upstream, stop: threading.Event) ->
             log.info("upstream: %s %s %s", event.name, event.round_id, dict(event.detail) or "")
 
     site = EdgeSite(services, upstream)
-    with Agent(agent_config(services, upstream), examples=dict, on_event=tell, site=site) as agent:
+    with Agent(
+        agent_config(services, upstream), examples=dict, on_event=tell, conditions=site.may_work, site=site
+    ) as agent:
         if not agent.device_id:
             token, failures = read_upstream_token(services.settings.path(upstream.token)), 0
             wait = Backoff(0.5, longest=30.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -63,33 +64,57 @@ def finish_early(graph: ir.Graph, results: Iterable[ir.Value]) -> None:
             graph.append(node)
 
 
-def peak_bytes(
-    order: Sequence[ir.Node], nbytes: Callable[[ir.Value], int], kept: Iterable[ir.Value] = (), inner: bool = True
-) -> int:
-    """The most bytes of results of the nodes that are alive at once, if the nodes run in this order.
+@dataclass(frozen=True)
+class Step:
+    """A node as it runs: the values that are alive then with their bytes, and all bytes, those in its bodies included.
+
+    `alive` changes with the next step.
+    """
+
+    node: ir.Node
+    bytes: int
+    alive: Mapping[ir.Value, int]
+
+
+def live_steps(
+    order: Sequence[ir.Node],
+    nbytes: Callable[[ir.Value], int],
+    kept: Iterable[ir.Value] = (),
+    inner: bool = True,
+    lasting: Iterable[ir.Value] = (),
+) -> Iterator[Step]:
+    """What is alive while each of the nodes runs, if they run in this order.
 
     Arguments:
         order: nodes, each after those whose results it reads.
         nbytes: the bytes of a value.
         kept: values that do not count: outputs, which belong to the caller.
         inner: count what bodies need, too.
+        lasting: values that stay until the end, once they are made.
     """
     last_use: dict[ir.Value, ir.Node] = {}
     for node in order:  # a view keeps its source alive
         last_use.update((source(value), node) for value in dependencies(node))
-    free = {source(value) for value in kept}
+    free, stays = {source(value) for value in kept}, {source(value) for value in lasting}
     alive: dict[ir.Value, int] = {}
-    now = peak = 0
+    now = 0
     ending: dict[ir.Node, list[ir.Value]] = {}
     for value, node in last_use.items():
-        ending.setdefault(node, []).append(value)
+        if value not in stays:
+            ending.setdefault(node, []).append(value)
     for node in order:
         results = [v for v in node.outputs if v.name and source(v) is v and v not in free]
         for value in results:
             alive[value] = nbytes(value)
             now += alive[value]
         inside = max((peak_bytes(list(body), nbytes, body.outputs) for body in bodies(node)), default=0) if inner else 0
-        peak = max(peak, now + inside)
-        for value in [*ending.get(node, []), *(v for v in results if v not in last_use)]:
+        yield Step(node, now + inside, alive)
+        for value in [*ending.get(node, []), *(v for v in results if v not in last_use and v not in stays)]:
             now -= alive.pop(value, 0)
-    return peak
+
+
+def peak_bytes(
+    order: Sequence[ir.Node], nbytes: Callable[[ir.Value], int], kept: Iterable[ir.Value] = (), inner: bool = True
+) -> int:
+    """The most bytes of results of the nodes that are alive at once; see `live_steps`."""
+    return max((step.bytes for step in live_steps(order, nbytes, kept, inner)), default=0)

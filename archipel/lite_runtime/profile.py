@@ -17,6 +17,7 @@ import numpy as np
 
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.engines.delegates import name_of
+from archipel.lite_runtime.engines.onnx_runtime import error_types, onnxruntime, program_error
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.resident import ResidentPeak
@@ -133,11 +134,41 @@ def profile_program(sessions: Sessions, name: str, feed: Mapping[str, np.ndarray
     return _profile(sessions, name, runs, prepare)
 
 
-def _profile(sessions: Sessions, name: str, runs: int, prepare: Callable[[Sessions], Callable[[], object]]) -> Profile:
-    if not 1 <= runs <= MAX_RUNS:
-        raise RuntimeInputError(f"profile: runs must be from 1 to {MAX_RUNS}, got {runs}")
-    import onnxruntime  # noqa: F401  (the library's own memory does not count)
+def profile_graph(path: Path, feed: Mapping[str, np.ndarray], runs: int = 20, threads: int = 1) -> Profile:
+    """Profile the graph of any ONNX file on ONNX Runtime's processor kernels, as it optimizes it by itself.
 
+    Arguments:
+        path: the file; external data lie beside it. Whoever calls this says that the graph may run here.
+        feed: an array for each input.
+        runs: passes that are measured, after WARMUP others.
+        threads: threads inside one operator.
+
+    Raises RuntimeInputError for runs out of range, RuntimeProgramError for a graph that does not load or run.
+    """
+    _check_runs(runs)
+    ort = onnxruntime()
+    with tempfile.TemporaryDirectory(prefix="archipel-profile-") as folder:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        try:
+            session = ort.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )  # fmt: skip
+            for _ in range(WARMUP + runs):
+                session.run(None, dict(feed))
+        except error_types() as error:
+            raise program_error(path.name, "cannot be measured", error) from None
+        events = _read_events(Path(session.end_profiling()), path.name)
+    return parse(events, path.name, WARMUP)
+
+
+def _profile(sessions: Sessions, name: str, runs: int, prepare: Callable[[Sessions], Callable[[], object]]) -> Profile:
+    _check_runs(runs)
+    onnxruntime()  # the library's own memory does not count
     with tempfile.TemporaryDirectory(prefix="archipel-profile-") as folder:
         resident = ResidentPeak()
         profiled = sessions.profiled(name, Path(folder))
@@ -145,13 +176,21 @@ def _profile(sessions: Sessions, name: str, runs: int, prepare: Callable[[Sessio
         for _ in range(WARMUP + runs):
             call()
         peak = resident.bytes_since()
-        path = profiled.end_profile()
-        if path.stat().st_size > MAX_PROFILE_BYTES:
-            raise RuntimeProgramError(
-                f"program {name!r}: its profile has more than {MAX_PROFILE_BYTES} bytes; ask for fewer runs"
-            )
-        events = path.read_bytes()
+        events = _read_events(profiled.end_profile(), name)
     return replace(parse(events, name, WARMUP), peak_bytes=peak)
+
+
+def _check_runs(runs: int) -> None:
+    if not 1 <= runs <= MAX_RUNS:
+        raise RuntimeInputError(f"profile: runs must be from 1 to {MAX_RUNS}, got {runs}")
+
+
+def _read_events(path: Path, name: str) -> bytes:
+    if path.stat().st_size > MAX_PROFILE_BYTES:
+        raise RuntimeProgramError(
+            f"program {name!r}: its profile has more than {MAX_PROFILE_BYTES} bytes; ask for fewer runs"
+        )
+    return path.read_bytes()
 
 
 # --- ONNX Runtime's file: Chrome's trace event format -----------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from archipel.operator.connection import Resource, make_path
 from archipel.protocol.messages import RoundStatus
+from archipel.protocol.operator.progress import RoundLog
 from archipel.protocol.operator.tasks import RoundInfo
 
 
@@ -41,3 +42,19 @@ class Rounds(Resource):
             RefusedError: 404: there is no such round for this token.
         """
         return self._connection.get(make_path("rounds", round_id), RoundStatus)
+
+    def log(self, round_id: str) -> RoundLog:
+        """Read what the server's log says about a round, which only admins may.
+
+        Route: GET /v1/rounds/<round_id>/log
+
+        Args:
+            round_id: the round's id.
+
+        Returns:
+            The lines of this server's log, oldest first: the newest 500, as far as they are kept.
+
+        Raises:
+            RefusedError: 404: there is no such round; 403: the token is not an admin's.
+        """
+        return self._connection.get(make_path("rounds", round_id, "log"), RoundLog)

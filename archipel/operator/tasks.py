@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from archipel.operator.connection import Resource, make_path
 from archipel.operator.waiting import wait_until_ended
+from archipel.protocol.operator.progress import TaskProgress
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
 from archipel.protocol.operator.tasks import RoundInfo, RoundPage, TaskInfo, TaskPage, TaskRequest
 
@@ -184,6 +185,63 @@ class Tasks(Resource):
             RefusedError: 404: there is no such task for this token; at the first item.
         """
         return self._connection.pages(make_path("tasks", task_id, "metrics"), MetricsPage)
+
+    def progress(self, task_id: str, *, rounds: int = 10) -> TaskProgress:
+        """Look at how a task's rounds go: those under way, those that ended last, and where the model is.
+
+        Route: GET /v1/tasks/<task_id>/progress
+
+        Args:
+            task_id: the task's id.
+            rounds: of how many of the rounds that ended last to tell, 0 to 50.
+
+        Returns:
+            How it stands, with the server's time, from which every other one in it is to be counted.
+
+        Raises:
+            RefusedError: 404: there is no such task for this token.
+        """
+        return self._connection.get(make_path("tasks", task_id, "progress"), TaskProgress, rounds=rounds)
+
+    def watch(
+        self,
+        task_id: str,
+        *,
+        timeout: float | None = None,
+        poll: float = 0.5,
+        on_answer: Callable[[TaskProgress], None] | None = None,
+    ) -> TaskProgress:
+        """Watch a task's rounds until it has ended, with or without success.
+
+        Calls: progress
+
+        Args:
+            task_id: the task's id.
+            timeout: seconds after which this gives up; None: never.
+            poll: seconds between two questions.
+            on_answer: called with each answer, whether it is news or not; it tells of the 10 rounds that ended last.
+
+        Returns:
+            How the task stands at its end.
+
+        Raises:
+            ClientError: the time is over.
+            UnreachableError, RefusedError: the server was away all the time that was left, without a `timeout` for ten
+                minutes.
+        """
+        return wait_until_ended(
+            lambda: self.progress(task_id),
+            # Each answer differs from the one before, if only by the time.
+            lambda now: object(),
+            lambda now: (
+                f"task {now.name!r} is {now.state}: {now.rounds_committed} of {now.rounds} rounds"
+                + (f", {now.waiting_for or now.under_way}" if now.waiting_for or now.under_way else "")
+            ),
+            timeout=timeout,
+            poll=poll,
+            on_change=on_answer,
+            on_outage=self._connection.on_outage,
+        )
 
     def wait(
         self,

@@ -36,6 +36,9 @@ def spent_epsilon(events: Iterable[Event], delta: float, accountant: AccountantN
 
     Returns 0 without events. Raises PolicyError for a delta out of bounds or another accountant, MissingExtraError
     without dp-accounting.
+
+    Example:
+        epsilon = spent_epsilon([Gaussian(noise_multiplier=10.0)] * 100, delta=1e-6)
     """
     check_delta(delta)
     made = new_accountant(accountant)

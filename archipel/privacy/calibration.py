@@ -33,6 +33,9 @@ def least_multiplier(
         accountant: as of `spent_epsilon`.
 
     Raises PolicyError for numbers out of bounds, and where the account has no room for any of the rounds.
+
+    Example:
+        multiplier = least_multiplier(8.0, delta=1e-6, rounds=100)
     """
     if not 0 < epsilon < math.inf or rounds < 1:
         raise PolicyError(f"epsilon, rounds: expected numbers above 0, got {epsilon} and {rounds}")

@@ -22,7 +22,11 @@ _BYTES_PER_EVENT = 256
 
 class Gaussian(Message, frozen=True, kw_only=True, tag="gaussian"):
     """Gaussian noise on a sum, of a standard deviation of `noise_multiplier` times the most that one unit can change
-    the sum by, in the L2 norm."""
+    the sum by, in the L2 norm.
+
+    Example:
+        events = [Gaussian(noise_multiplier=10.0)] * 100
+    """
 
     noise_multiplier: Annotated[float, Meta(gt=0, le=1e9)]
 
@@ -31,6 +35,9 @@ class Poisson(Message, frozen=True, kw_only=True, tag="poisson"):
     """`event` over a sample that each unit is in with `probability`, independently of all others and in secret.
 
     It is cheaper than the event itself only because of that chance: rounds whose devices are whoever is there are none.
+
+    Example:
+        step = Poisson(probability=0.01, event=Gaussian(noise_multiplier=1.1))
     """
 
     probability: Annotated[float, Meta(gt=0, le=1)]
@@ -38,7 +45,11 @@ class Poisson(Message, frozen=True, kw_only=True, tag="poisson"):
 
 
 class Repeated(Message, frozen=True, kw_only=True, tag="repeated"):
-    """`event`, `count` times, each with randomness of its own."""
+    """`event`, `count` times, each with randomness of its own.
+
+    Example:
+        rounds = Repeated(event=Gaussian(noise_multiplier=10.0), count=100)
+    """
 
     event: Gaussian | Poisson
     count: Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -49,7 +60,11 @@ _DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(Annotated[lis
 
 
 def write_events(events: Sequence[Event]) -> bytes:
-    """The account as JSON, which `read_events` reads."""
+    """The account as JSON, which `read_events` reads.
+
+    Example:
+        data = write_events([Gaussian(noise_multiplier=10.0)])
+    """
     return msgspec.json.encode(list(events))
 
 
@@ -58,6 +73,9 @@ def read_events(data: bytes) -> list[Event]:
 
     Raises MessageError for anything that `write_events` does not write: other fields or kinds, numbers out of bounds,
     more than MAX_EVENTS events.
+
+    Example:
+        events = read_events(write_events([Gaussian(noise_multiplier=10.0)]))
     """
     if len(data) > _BYTES_PER_EVENT * MAX_EVENTS:
         raise MessageError(f"events: {len(data)} bytes are more than {MAX_EVENTS} events can have")

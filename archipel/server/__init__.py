@@ -11,8 +11,8 @@ from archipel.errors import MissingExtraError
 if TYPE_CHECKING:
     from archipel.operator import OperatorClient as OperatorClient
     from archipel.protocol.operator.tasks import TaskRequest as TaskRequest
+    from archipel.server.app import create_app as create_app
     from archipel.server.data_folder import init_data_folder as init_data_folder
-    from archipel.server.http.app import create_app as create_app
     from archipel.server.processes.coordinator_process import run_coordinator as run_coordinator
     from archipel.server.processes.supervisor import supervise as supervise
     from archipel.server.retention.by_hand import prune as prune
@@ -28,7 +28,7 @@ _HOMES = {
     "TaskRequest": "archipel.protocol.operator.tasks",
     "back_up": "archipel.server.storage.backup",
     "copy_files": "archipel.server.storage.copying",
-    "create_app": "archipel.server.http.app",
+    "create_app": "archipel.server.app",
     "init_data_folder": "archipel.server.data_folder",
     "load_settings": "archipel.server.settings",
     "prune": "archipel.server.retention.by_hand",

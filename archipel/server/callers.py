@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from sqlalchemy import ColumnElement
-from sqlalchemy.orm import InstrumentedAttribute
+from typing import TYPE_CHECKING, Any, Literal
 
 from archipel.errors import ForbiddenError
+
+if TYPE_CHECKING:
+    # The supervisor reads settings, which name roles, and has no database.
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.orm import InstrumentedAttribute
 
 Role = Literal["anyone", "device", "operator", "analyst", "auditor", "admin"]
 """Operators train and roll out models, analysts run evaluations and analyses, auditors read everything. Admins may do

@@ -11,6 +11,7 @@ from archipel.bundle import Bundle, open_bundle
 from archipel.server.audit.tally import Tally
 from archipel.server.database.engine import Database
 from archipel.server.database.session_cache import SessionCache
+from archipel.server.devices.fetched import FetchedBytes
 from archipel.server.devices.held_check_ins import HeldCheckIns
 from archipel.server.devices.pace import Pace
 from archipel.server.registry.offers import Offers
@@ -49,6 +50,7 @@ class Services:
     pieces: PieceTable
     pace: Pace
     held: HeldCheckIns
+    fetched: FetchedBytes
     sessions: SessionCache
     tally: Tally
     offers: Offers
@@ -93,6 +95,7 @@ class Services:
             pieces=PieceTable(blobs),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
             held=HeldCheckIns(database, most=settings.held_check_ins, working=settings.working_threads),
+            fetched=FetchedBytes(),
             sessions=SessionCache(),
             tally=Tally(),
             offers=Offers(database, settings),

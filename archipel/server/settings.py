@@ -19,6 +19,7 @@ from msgspec import Meta
 from archipel.bundle import load_private_key
 from archipel.errors import BundleError, ServerError
 from archipel.protocol import settings_file
+from archipel.server.openid_settings import OpenId
 from archipel.server.upstream_settings import Upstream
 
 SETTINGS_FILE = "server.toml"
@@ -103,7 +104,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connections off that are idle for longer. No more than 1.5 x `check_in_window` counts."""
     held_check_ins: Annotated[int, Meta(ge=0, le=1024)] = 64
     """How many check-ins each web process keeps back at the same time, in threads beside `threads`."""
+    live_pages: Annotated[int, Meta(ge=0, le=2048)] = 512
+    """How many open pages of the dashboard each web process keeps up to date, in threads beside `threads`, which are
+    made when they are used; 0: none, and a page shows what was when it was opened."""
     session_seconds: Seconds = 900.0
+    person_seconds: Long = 43_200.0
+    """How long somebody stays logged in at the dashboard at most."""
+    person_idle_seconds: Long = 3_600.0
+    """How long somebody stays logged in who opens no page."""
     challenge_seconds: Seconds = 60.0
     poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05
     """How long an idle coordinator rests between two steps."""
@@ -130,6 +138,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pages of these origins, such as https://app.example, may be devices; empty: of this server's own origin only."""
     demo: bool = False
     """Whether anybody may load the browser demo at /demo/ (`make web` builds it)."""
+    docs: bool = False
+    """Whether anybody may read the documentation at /docs/ (`make docs` builds it)."""
     query_approval: bool = False
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
@@ -161,6 +171,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
     upstream: Upstream | None = None
     """Of an edge server: the server above it, by whose tasks alone bundles for edge servers are then trained."""
+    openid: OpenId | None = None
+    """The provider of identities at which people log in at the dashboard; none: with access tokens only."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -200,21 +212,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def downloads(self) -> int:
-        """How many files may be sent to strangers at once by each web process: of the demo, and the API's description.
+        """How many files may be sent to strangers at once by each web process: of its pages, and the API's description.
 
-        The demo has as many threads of its own; without it they are a part of `threads`.
+        Demo and documentation have as many threads of their own; without them they are a part of `threads`.
         """
-        return DEMO_DOWNLOADS if self.demo else max(1, self.threads // 4)
+        return DEMO_DOWNLOADS if self.demo or self.docs else max(1, self.threads // 4)
 
     @property
     def working_threads(self) -> int:
-        """How many requests each web process works on at once, with those of the demo."""
-        return self.threads + (DEMO_DOWNLOADS if self.demo else 0)
+        """How many requests each web process works on at once, with those of its pages."""
+        return self.threads + (DEMO_DOWNLOADS if self.demo or self.docs else 0)
 
     @property
     def all_threads(self) -> int:
-        """The threads of each web process, with those of the check-ins that it keeps back."""
-        return self.working_threads + (self.held_check_ins if self.hold_seconds else 0)
+        """The threads of each web process, with those of the check-ins that it keeps back and of open pages."""
+        return self.working_threads + (self.held_check_ins if self.hold_seconds else 0) + self.live_pages
 
     @property
     def longest_hold(self) -> float:
@@ -291,6 +303,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """32 bytes, derived from the server key, that seal kept noise. Raises as `private_key`."""
         return self._derived(b"archipel/v1/noise-key")
 
+    @cached_property
+    def login_key(self) -> bytes:
+        """32 bytes, derived from the server key, that sign what browsers bring back from a provider of identities."""
+        return self._derived(b"archipel/v1/login-key")
+
     def _derived(self, label: bytes) -> bytes:
         # HKDF with a label for each purpose, so that no key tells anything about another one.
         secret = self.private_key.private_bytes_raw()
@@ -301,9 +318,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which `load_settings` of the same folder gives equal settings."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", "upstream")}
-        if self.upstream is not None:
-            values |= {f"upstream_{name}": value for name, value in msgspec.structs.asdict(self.upstream).items()}
+        tables = {"upstream": self.upstream, "openid": self.openid}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", *tables)}
+        for table, found in tables.items():
+            if found is not None:
+                values |= {f"{table}_{name}": value for name, value in msgspec.structs.asdict(found).items()}
         return {
             ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
             for name, value in values.items()

@@ -19,6 +19,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min_cohort: Annotated[int, Meta(ge=0, le=4096)] = 0
     """With how few such a round may end; at least as many as the bundle's privacy policy asks for, which 0 stands for.
     """
+    goal: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Such a round takes no more updates once so many are in, so that it waits for nobody who is gone; 0: it takes all.
+    """
     token: str = "upstream.token"
     """File of the enrolment token with which this server joins the upstream (`archipel token --aggregator`)."""
     folder: str = "upstream"
@@ -34,4 +37,5 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def lines(self) -> list[str]:
         """The table in server.toml, without what has its default."""
-        return ["", "[upstream]", f'population = "{self.population}"', f"cohort = {self.cohort}"]
+        goal = [f"goal = {self.goal}"] if self.goal else []
+        return ["", "[upstream]", f'population = "{self.population}"', f"cohort = {self.cohort}", *goal]

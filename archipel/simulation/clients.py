@@ -41,6 +41,10 @@ class SplitClients:
         parts: each client's rows, whole numbers `[rows]`, as `datasets.split_iid` and its like return them.
 
     Raises SimulationError for arrays of different lengths, and for a row that there is not.
+
+    Example:
+        parts = datasets.split_iid(len(y), 10, seed=0)
+        clients = SplitClients({"input": x, "label": y}, parts)
     """
 
     def __init__(self, arrays: Examples, parts: Sequence[NDArray[np.integer[Any]]]) -> None:
@@ -97,6 +101,9 @@ class DrawnClients:
         population: how many clients there are.
         examples: how many examples each has.
         make: a client's number -> its examples, the same at each call.
+
+    Example:
+        clients = DrawnClients(1_000_000, 60, lambda number: (x[number % 10 :: 10], y[number % 10 :: 10]))
     """
 
     def __init__(self, population: int, examples: int, make: Callable[[int], Examples]) -> None:

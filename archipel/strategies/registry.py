@@ -30,7 +30,12 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name. Raises an ArchipelError that lists all names."""
+    """The strategy of that name. Raises an ArchipelError that lists all names.
+
+    Example:
+        strategy = get("fedprox")
+        print(strategy.name)
+    """
     try:
         return STRATEGIES[name]
     except KeyError:

@@ -49,6 +49,9 @@ def evaluate_graph(
 
     Raises:
         TrainingError: for names that collide or match nothing, and for an output that the loss does not fit.
+
+    Example:
+        measured = evaluate_graph(model, losses.cross_entropy())
     """
     work = _assembled("evaluate_graph", model, loss, trainable, batch_norm)
     for name, value in _metrics(work.op, loss, work.output, work.label).items():

@@ -44,6 +44,9 @@ def mixed(scale: float = 2.0**16, growth_interval: int = 2000) -> Mixed:
         growth_interval: updates in a row after which the scale doubles, 1 or more.
 
     Raises TrainingError for a number out of bounds.
+
+    Example:
+        step = step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), precision=mixed())
     """
     return Mixed(number("mixed", "scale", scale, 1.0, _LARGEST), whole("mixed", "growth_interval", growth_interval, 1))
 

@@ -32,6 +32,9 @@ def recompute(budget_bytes: int | None = None, batch_size: int = BATCH) -> Recom
 
     Raises TrainingError for a number out of bounds. `step_graph` raises AutodiffError for a budget that is not reached;
     it names the smallest that is.
+
+    Example:
+        step = step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), recompute=recompute())
     """
     if budget_bytes is not None:
         budget_bytes = whole("recompute", "budget_bytes", budget_bytes, 1)

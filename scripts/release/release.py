@@ -22,7 +22,7 @@ sys.path.append(str(ROOT / "scripts"))
 from npm_package import pack
 
 SUMS = "SHA256SUMS"
-OURS = ("archipel-*", "archipel_data-*", "archipel_web_page-*", SUMS)
+OURS = ("archipel-*", "archipel_data-*", "archipel_web_page-*", "archipel_docs-*", SUMS)
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ def _describe_installation(folder: Path, wheels: Path, wanted: str, path: Path) 
     own = ["--no-index", "--no-deps", "--find-links", wheels]
     # First archipel's own, from here and nowhere else, whatever an index has under these names.
     version = wanted.partition("==")[2]
-    packages = ["archipel", *(["archipel-web-page"] if "[" in wanted else [])]
+    packages = ["archipel", *(["archipel-web-page", "archipel-docs"] if "[" in wanted else [])]
     subprocess.run([*pip, *own, *(f"{name}=={version}" for name in packages)], check=True)
     subprocess.run([*pip, "--constraint", ROOT / "constraints.txt", wanted], check=True)
     subprocess.run(

@@ -1,11 +1,11 @@
-"""Build the Python packages into a folder: one tree of sources, three wheels, and the sdist of the first.
+"""Build the Python packages into a folder: one tree of sources, four wheels, and the sdist of the first.
 
     python scripts/release/wheels.py dist
 
 `archipel` is the code alone: all that a device needs. `archipel-data` brings the digits by writer, `archipel-web-page`
-the browser's page that `archipel serve` shows at /demo/; their files go into the package's own folders. The extras
-`demo` and `server` of the built `archipel` name them, in the same version. A checkout has the files in place, so there
-`pip install .` installs everything.
+the browser's page that `archipel serve` shows at /demo/, `archipel-docs` the documentation that it shows at /docs/;
+their files go into the package's own folders. The extras `demo` and `server` of the built `archipel` name them, in the
+same version. A checkout has the files in place, so there `pip install .` installs everything.
 
 The same sources give the same bytes: the times in the archives are SOURCE_DATE_EPOCH, by default the time of the last
 commit, and the tools are those of TOOLS, in an environment of their own.
@@ -65,6 +65,10 @@ PACKS = (
         "archipel-web-page", "server", "archipel.server.http", ("demo_page/**/*",), ("ONNX-Runtime.txt", "uPlot.txt"),
         "The page in the browser that an archipel server shows at /demo/", "`make web` builds them",
     ),
+    Pack(
+        "archipel-docs", "server", "archipel.server.http", ("docs_page/**/*",), ("mkdocs-material.txt",),
+        "The documentation that an archipel server shows at /docs/", "`make docs` builds them",
+    ),
 )  # fmt: skip
 
 
@@ -89,7 +93,8 @@ def build_all(target: Path) -> list[Path]:
     given = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     python, epoch = tools(), source_date()
     target.mkdir(parents=True, exist_ok=True)
-    for old in (*target.glob("archipel-*"), *target.glob("archipel_data-*"), *target.glob("archipel_web_page-*")):
+    names = ("archipel", *(pack.name.replace("-", "_") for pack in PACKS))
+    for old in (path for name in names for path in target.glob(f"{name}-*")):
         if old.suffix in (".whl", ".gz"):
             old.unlink()
     with tempfile.TemporaryDirectory() as folder:

@@ -38,6 +38,8 @@ PUBLIC = {
     "archipel.edge": "run_uplink",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
+    "archipel.insight": "OpenSubject Page PageServer Run Subject activation_histograms compare_subjects is_run "
+    "measure_times policy read_bundle read_onnx read_run read_versions render weight_histograms",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots choose load running_slot",
     "archipel.models": "autoencoder bc_resnet bert char_rnn cnn_1d deep_conv_lstm digits_cnn ds_cnn fedavg_cnn "

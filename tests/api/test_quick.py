@@ -82,6 +82,7 @@ def test_a_revision_that_is_not_there(root: Path) -> None:
     assert "nowhere" in said
 
 
+@pytest.mark.sampled(every=2)
 def test_a_module_is_formatted_and_its_importers_are_tested(root: Path) -> None:
     (root / "archipel/room.py").write_text("def allow(age: int) -> bool:\n    return age   >= 18\n")
     code, said = quick(root)
@@ -116,6 +117,7 @@ def test_what_there_is_no_time_for_is_said(root: Path) -> None:
     assert "1 passed, 1 deselected" in done.stdout
 
 
+@pytest.mark.sampled(every=2)
 def test_no_test_begins_when_the_time_is_over(root: Path) -> None:
     """However short they were before."""
     test = "import time\n\n\ndef test_a():\n    time.sleep(1.5)\n\n\ndef test_b():\n    raise SystemError\n"
@@ -126,6 +128,7 @@ def test_no_test_begins_when_the_time_is_over(root: Path) -> None:
     assert after("left out for lack of time: 1 files", said) == "tests/room/ test_room.py"
 
 
+@pytest.mark.sampled(every=2)
 def test_the_first_thing_that_fails_ends_it(root: Path) -> None:
     (root / "archipel/room.py").write_text("def allow(age: int) -> bool:\n    return age > 18\n")
     code, said = quick(root)
@@ -147,6 +150,7 @@ def test_the_first_thing_that_fails_ends_it(root: Path) -> None:
     assert not any(line.startswith("== types") for line in said)
 
 
+@pytest.mark.sampled(every=2)
 def test_since_a_revision(root: Path) -> None:
     """A commit of this branch, a changed test and what no test covers."""
     git(root, "checkout", "--quiet", "-b", "branch")

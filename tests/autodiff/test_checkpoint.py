@@ -144,6 +144,7 @@ def test_a_part_waits_for_the_gradients_behind_it() -> None:
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75])
+@pytest.mark.sampled(every=2)
 def test_budget_is_kept_with_less_work_the_larger_it_is(share: float) -> None:
     model = chain()
     plain = autodiff.vjp(model, ["loss"], model.parameter_names)
@@ -162,6 +163,7 @@ def test_a_budget_that_is_large_enough_marks_nothing() -> None:
     assert len(plain.ir.graph) == len(same_.ir.graph)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
     model = chain()
     with pytest.raises(

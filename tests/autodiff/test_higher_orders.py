@@ -90,6 +90,7 @@ def network(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch.func.jvp uses it
+@pytest.mark.sampled(every=2)
 def test_a_network_equals_torch_func() -> None:
     m, rng = model(NETWORK), np.random.default_rng(2)
     x, u, v = (rng.standard_normal((2, 3)) for _ in range(3))

@@ -27,6 +27,7 @@ def bits(right: np.ndarray) -> str:
     return base64.b64encode(np.packbits(right).tobytes()).decode()
 
 
+@pytest.mark.sampled(every=2)
 def test_a_result_is_made_once_and_again_for_another_key(study: ModuleType, tmp_path: Path) -> None:
     from cells import Cells
 

@@ -31,6 +31,7 @@ def membership(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return membership
 
 
+@pytest.mark.sampled(every=2)
 def test_the_area_is_that_of_scikit_learn(bounds: ModuleType) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
@@ -90,6 +91,7 @@ def test_the_estimate_is_that_of_the_accountant(bounds: ModuleType) -> None:
         assert found == pytest.approx(exact, rel=2e-3)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_likelihood_ratio_is_that_of_densities(membership: ModuleType) -> None:
     """Two devices, one digit: by hand, with the densities of SciPy."""
     stats = pytest.importorskip("scipy.stats")

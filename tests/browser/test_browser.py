@@ -173,6 +173,7 @@ def train_and_pause(demo: Demo) -> int:
     raise AssertionError("training was over before it could be paused")
 
 
+@pytest.mark.sampled(every=2)
 def test_the_keyboard_alone_is_enough(demo: Demo) -> None:
     demo.open()
     keyboard = demo.page.keyboard
@@ -202,6 +203,7 @@ def other_manifest(bundle: bytes) -> bytes:
         ("digits.bundle", other_manifest, "SignatureError"),
     ],
 )
+@pytest.mark.sampled(every=2)
 def test_a_bundle_that_was_tampered_with(demo: Demo, name: str, change: Callable[[bytes], bytes], error: str) -> None:
     original = (PAGE_FOLDER / "model" / name).read_bytes()
     data = change(original)
@@ -279,6 +281,7 @@ def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -
     np.testing.assert_allclose(np.reshape(found["logits"], (-1, 10)), runtime.predict(x), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:
     with chromium.new_context() as context:
         page = context.new_page()

@@ -45,7 +45,19 @@ def test_help_shows_the_commands_in_groups() -> None:
         ("Data", ["data"]),
         (
             "Models",
-            ["train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"],
+            [
+                "train",
+                "plan",
+                "keys",
+                "convert",
+                "compress",
+                "compare",
+                "export",
+                "inspect",
+                "insight",
+                "verify",
+                "models",
+            ],
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
@@ -195,6 +207,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
         cli.main()
 
 
+@pytest.mark.sampled(every=2)
 def test_keys_and_tokens(tmp_path: Path) -> None:
     for name in ("publisher", "enrolment", "server"):
         run("keys", str(tmp_path / name))
@@ -221,6 +234,7 @@ def test_keys_and_tokens(tmp_path: Path) -> None:
     assert "never overwritten" in err
 
 
+@pytest.mark.sampled(every=2)
 def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     import socket
 
@@ -257,6 +271,10 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     [
         (["--rounds", "0"], "--rounds"),
         (["--devices", "3"], "at least 17"),
+        (["--edges", "0"], "at least 2, got 0"),
+        (["--edges", "1"], "would not be hidden from the root"),
+        (["--edges", "40"], "give --devices 320, or at most 4 edge servers"),
+        (["--edges", "3", "--devices", "23"], "3 edge servers need 24 devices"),
         (["--devices", "100000"], "devices"),
         (["--output", "/nonexistent/folder/report.html"], "cannot be written"),
     ],

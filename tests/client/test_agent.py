@@ -80,6 +80,7 @@ def test_rounds_end_with_the_plain_sum(federation: Federation) -> None:
     assert sorted(fetched) == sorted(agent.device_id for agent in agents)  # each of them once
 
 
+@pytest.mark.sampled(every=2)
 def test_events_tell_bytes_and_details(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
@@ -132,6 +133,7 @@ def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Federat
     ("phase", "lacking"),
     [("complaining", "1 devices opened their shares"), ("masking", "1 masked updates arrived")],
 )
+@pytest.mark.sampled(every=2)
 def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(
     federation: Federation, phase: str, lacking: str
 ) -> None:
@@ -154,6 +156,7 @@ def test_conditions_are_asked_before_work(federation: Federation) -> None:
     assert federation.names(agent) == ["enrolled", "paused"]
 
 
+@pytest.mark.sampled(every=2)
 def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federation: Federation) -> None:
     reasons = iter(["", "", "the battery is low", "the battery is low"])
     agents = [federation.agent(number) for number in range(2)]
@@ -168,6 +171,7 @@ def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federat
     assert "the battery is low" in paused.detail["reason"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys_are_sent(
     federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -286,6 +290,7 @@ def test_a_server_that_is_away_is_waited_out(federation: Federation) -> None:
     check_sum(federation, task, list(zip(agents, range(3))))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Federation) -> None:
     restarted = threading.Event()
 

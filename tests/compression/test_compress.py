@@ -57,6 +57,7 @@ def same(a: CompressedModel, b: CompressedModel) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.sampled(every=2)
 def test_training_lowers_the_loss_and_the_report_tells(data: tuple[np.ndarray, np.ndarray]) -> None:
     small, report = compress(network(), [FineTune(epochs=4, lr=3e-3)], data=data, validation=data)
     assert report.before.loss is not None

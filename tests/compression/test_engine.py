@@ -98,6 +98,7 @@ def test_other_engines(network: Model, engine: str, said: str) -> None:
         compress(network, [TUNE], data=DATA, engine=engine)
 
 
+@pytest.mark.sampled(every=2)
 def test_convert_trains_on_it_too(network: Model, tmp_path: Path) -> None:
     key = generate_key()
     expected, _ = compress(network, [TUNE, StaticInt8()], DATA, engine="torch:cpu")

@@ -166,6 +166,7 @@ def test_a_product_with_a_weight_behind_a_reshape() -> None:
     }
 
 
+@pytest.mark.sampled(every=2)
 def test_the_linear_layers_of_a_transformer_are_split() -> None:
     torch.manual_seed(0)
     tokens = np.random.default_rng(0).integers(0, 11, (4, 6))

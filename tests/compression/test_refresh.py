@@ -123,6 +123,7 @@ def program(int8: Deployment, model: Model, trainable: Callable[[str], bool] = l
     return refresh_program(int8, parameters, state)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_same_tensors_change_nothing(model: Model, int8: Deployment) -> None:
     found, there = refreshed(program(int8, model), model.parameters), weights(int8.predict)
     assert {name.split(".")[0] for name in found} == {"conv", "depthwise", "up", "dense", "alone"}

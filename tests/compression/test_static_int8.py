@@ -40,6 +40,7 @@ def weights(model: Model) -> dict[str, np.ndarray]:
     return {name: value.const_value.numpy() for name, value in model.ir.graph.initializers.items()}
 
 
+@pytest.mark.sampled(every=2)
 def test_signature_stays_and_weights_are_int8(model: Model, quantized: CompressedModel) -> None:
     deployed = quantized.deployed()
     assert deployed.inputs == quantized.inputs == model.inputs

@@ -180,6 +180,7 @@ def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object
 @pytest.mark.parametrize(
     "strategy", ["lora", "fedbn", pytest.param("ditto", marks=SLOW), pytest.param("fedrep", marks=SLOW)]
 )
+@pytest.mark.sampled(every=2)
 def test_what_a_strategy_keeps_on_the_device_is_in_its_model(strategy: str, tmp_path: Path) -> None:
     """Adapters are merged into their weights; statistics, heads and copies that never leave the device are those of
     the model that was saved there."""
@@ -216,6 +217,7 @@ def test_a_bundle_that_only_predicts(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float", "int8", "m.onnx"]
 
 
+@pytest.mark.sampled(every=2)
 def test_errors(tmp_path: Path) -> None:
     device = trained("perceptron", tmp_path)
     good, first, out = device.parameters(), device.bundle.parameters(), tmp_path / "m.onnx"

@@ -76,6 +76,7 @@ def test_an_evaluation_measures_the_answers(runtime: Runtime, digits: tuple[np.n
     assert found["count"] == 400
 
 
+@pytest.mark.sampled(every=2)
 def test_a_wrong_predict_is_told(model: Model, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     x, y = digits[0][:400], digits[1][:400]
     good = load(bundle(model, tmp_path / "good", digits[0][:256]).folder, TRUSTED)

@@ -66,6 +66,7 @@ def cross_entropy(logits: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.sampled(every=2)
 def test_the_loss_reads_the_output_that_was_named(model: Model, compressed: bool, tmp_path: Path) -> None:
     source = compress(model, [StaticInt8()], calibration={model.inputs[0].name: X})[0] if compressed else model
     bundle = made(source, tmp_path / "b")

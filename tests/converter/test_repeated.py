@@ -50,6 +50,7 @@ def make(model: Model, **options: Any) -> Model:
     ],
     ids=["momentum", "adam on a part", "accumulated, proximal"],
 )
+@pytest.mark.sampled(every=2)
 def test_the_same_steps(model: Model, batches: list, options: dict, apart: float) -> None:
     once = make(model, **options)
     three = repeated(once, 3)

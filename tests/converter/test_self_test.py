@@ -144,6 +144,7 @@ def test_a_device_passes(model: Model, tmp_path: Path, tensors: Callable[[bytes]
     assert right(test, Runtime(bundle).predict(found["example/input"]), found["output/output"])
 
 
+@pytest.mark.sampled(every=2)
 def test_tokens_are_below_the_size_of_the_table(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     model = Model.from_torch(models.char_rnn(0, vocabulary=12, hidden=8), torch.zeros(2, 9, dtype=torch.int64))
     test, data = self_test(predict_program(model))

@@ -98,6 +98,7 @@ def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
         mnist(tmp_path)
 
 
+@pytest.mark.sampled(every=2)
 def test_what_a_file_unpacks_to_is_not_kept_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(idx(LABELS) + bytes(200_000_000)))

@@ -97,6 +97,7 @@ def test_only_what_numpy_writes_is_unpacked(tmp_path: Path) -> None:
         read_npz(tmp_path / "data.npz", COLUMNS, "take another")
 
 
+@pytest.mark.sampled(every=2)
 def test_what_a_file_announces_or_unpacks_to_is_not_allocated(tmp_path: Path) -> None:
     columns = {"x": Column("int16", (None, 2), 10**9)}
     announcing = write(tmp_path / "a.npz", x=npy(X, "(999999999, 2)"))

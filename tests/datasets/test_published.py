@@ -51,6 +51,7 @@ def test_grey_pictures_are_those_of_the_files(reader: object, name: str) -> None
     assert len(splits.classes) == 10
 
 
+@pytest.mark.sampled(every=2)
 def test_windows_are_as_many_as_published_and_no_person_is_in_two_parts() -> None:
     splits = har_windows(folder("hapt_har"))
     train, validation, test = splits.people

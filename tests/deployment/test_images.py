@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from archipel.server.http.documentation import DOCS_FOLDER
 from archipel.server.http.pages import PAGE_FOLDER
 from tests.support.commanded import DEVICE_SETTINGS, DEVICES, publish, run, running, train, write_examples
 from tests.support.environments import other_python
@@ -38,6 +39,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the builder is given: the sources with what `make dist` builds."""
     if not (PAGE_FOLDER / "index.html").is_file():
         needed("needs the demo page; `make web` builds it")
+    if not (DOCS_FOLDER / "index.html").is_file():
+        needed("needs the documentation; `make docs` builds it")
     folder = tmp_path_factory.mktemp("context")
     for name in ("constraints.txt", ".dockerignore"):
         shutil.copy(ROOT / name, folder)
@@ -78,6 +81,7 @@ def test_a_device_s_image_has_no_builder_no_data_and_a_bill(device: Image, serve
     assert not {"flask", "torch", "onnx", "sqlalchemy"} & names
     assert not list(device.root.glob(f"{SITE}/*/site-packages/archipel/datasets/*.xz"))
     assert list(server.root.glob(f"{SITE}/*/site-packages/archipel/server/http/demo_page/index.html"))
+    assert list(server.root.glob(f"{SITE}/*/site-packages/archipel/server/http/docs_page/index.html"))
 
 
 def test_nobody_there_is_root_or_writes_elsewhere(server: Image, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.pages import ROOT, blocks
 from tests.support.registry import FIRST, Registry
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_page_runs(federation: Federation, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "device.token").write_bytes(encode(federation.token()))
     federation.task(eligibility='app == "2.2" and ram >= 1GiB and charging', min_cohort=3, cohort=3)

@@ -27,6 +27,10 @@ from archipel.training.cloud.config import parse_config
 from tests.support.pages import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}
+TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/tutorials/*.md"))
+"""Those whose every block tests/docs/tutorials runs."""
+MIGRATIONS = ["docs/migration/from-flower.md", "docs/migration/from-mindspore.md"]
+"""The same."""
 RUN = {
     "README.md",
     "docs/agent.md",
@@ -36,6 +40,7 @@ RUN = {
     "docs/data.md",
     "docs/device.md",
     "docs/importing.md",
+    "docs/insight.md",
     "docs/models.md",
     "docs/operations.md",
     "docs/operator-api.md",
@@ -50,6 +55,8 @@ RUN = {
     "docs/strategies.md",
     "docs/training.md",
     "docs/transformations.md",
+    *TUTORIALS,
+    *MIGRATIONS,
 }
 PREPROCESSING = "docs/preprocessing.md"
 EDGES = "docs/edge.md"
@@ -69,7 +76,7 @@ SHOWN = {"text", "mermaid", "json", "ts", "kotlin", "swift", "toml"}
 
 
 def pages() -> list[str]:
-    return ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
+    return ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -85,7 +92,8 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
         (page, text)
         for page in pages()
         for language, _, text in blocks(page)
-        if language == "toml" and page != "docs/agent.md"  # a device's settings: test_agent_page.py
+        if language == "toml"
+        and page not in ("docs/agent.md", *TUTORIALS, *MIGRATIONS)  # settings of a device: test_agent_page.py
     ]
     assert len(found) > 3
     for page, text in found:
@@ -177,6 +185,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
             for page in (
                 "docs/python_functions.md",
                 "docs/importing.md",
+                "docs/insight.md",
                 CARDS,
                 PREPROCESSING,
                 "docs/robust.md",

@@ -57,8 +57,10 @@ def _flat(folder: Path, numbers: list[int], **task: Any) -> dict[str, np.ndarray
 
 @pytest.mark.slow
 def test_three_edges_and_thirty_agents_in_their_own_processes(tmp_path: Path) -> None:
-    """The uplink of one edge is killed between its sum and its keys' phase or wherever it is; the model is the mean of
-    all devices of the sites in it, with each device's own draws."""
+    """The uplink of one edge is killed, with its coordinator, between its sum and its keys' phase or wherever it is.
+
+    The model is the mean of all devices of the sites in it, with each device's own draws.
+    """
     sites = b.Aggregators(min_site_cohort=6, max_site_cohort=10)
     with open_tree(tmp_path, aggregators=sites) as tree, ExitStack() as stack:
         tree.add("root", "sites")
@@ -79,7 +81,7 @@ def test_three_edges_and_thirty_agents_in_their_own_processes(tmp_path: Path) ->
         while (state := tree.state(task)).state == "running":
             assert time.monotonic() < deadline, tree.logs()
             if not killed and "the sum of" in (tree.nodes["west"].folder / "server.log").read_text():
-                os.kill(tree.nodes["west"].server.children()["uplink"], signal.SIGKILL)
+                os.kill(tree.nodes["west"].server.children()["coordinator"], signal.SIGKILL)
                 killed = True
             time.sleep(0.1)
         assert state.state == "completed", tree.logs()

@@ -1,4 +1,4 @@
-"""The supervisor of an edge server starts its uplink, and starts it again; an upstream that is away stops nothing."""
+"""The uplink of an edge server begins again after a kill or an error; an upstream that is away stops nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_started_again_and_waits_for_an_upstream_that_is_away(tmp_path: Path) -> None:
     publisher = b.generate_key()
     root = make_node(tmp_path, "root", publisher, "sites")
@@ -32,13 +32,32 @@ def test_it_is_started_again_and_waits_for_an_upstream_that_is_away(tmp_path: Pa
     edge = make_node(tmp_path, "edge", publisher, "pupils", below=root)
     edge.start()
     try:
-        until(lambda: "uplink" in edge.server.children())
-        first = edge.server.children()["uplink"]
+        first = edge.server.children()["coordinator"]
         until(lambda: "127.0.0.1:9" in (edge.folder / "server.log").read_text())
         os.kill(first, signal.SIGKILL)
-        until(lambda: edge.server.children().get("uplink", first) != first)
-        assert "the uplink process was killed by SIGKILL; starting it again" in (edge.folder / "server.log").read_text()
+        until(lambda: edge.server.children().get("coordinator", first) != first)
+        before = len((edge.folder / "server.log").read_text())
+        until(lambda: "upstream: " in (edge.folder / "server.log").read_text()[before:])
         assert list(edge.operator.tasks.list()) == []
+    finally:
+        assert edge.server.stop() == 0
+
+
+def test_one_that_cannot_begin_says_why_and_the_server_goes_on(tmp_path: Path) -> None:
+    publisher = b.generate_key()
+    root = make_node(tmp_path, "root", publisher, "sites")
+    root.server.url = "http://127.0.0.1:9"
+    edge = make_node(tmp_path, "edge", publisher, "pupils", below=root)
+    right = (edge.folder / "upstream.token").read_bytes()
+    (edge.folder / "upstream.token").unlink()
+    edge.start()
+    try:
+        log = edge.folder / "server.log"
+        until(lambda: log.read_text().count("upstream.token: cannot be read") >= 2)
+        assert list(edge.operator.tasks.list()) == []
+        assert "coordinator process" not in log.read_text()
+        (edge.folder / "upstream.token").write_bytes(right)
+        until(lambda: "127.0.0.1:9" in log.read_text())
     finally:
         assert edge.server.stop() == 0
 

@@ -147,6 +147,7 @@ def test_made_up_people_from_cloud_to_own_models(example: ModuleType, made_up: P
     assert "personalised" in (tmp_path / "people.svg").read_text()
 
 
+@pytest.mark.sampled(every=2)
 def test_who_is_served_worse_is_shown(example: ModuleType) -> None:
     from results import MODELS, Person, Run, worse_table
 
@@ -181,7 +182,7 @@ def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: Modu
     assert not (rows[0] | rows[2]) & (rows[1] | rows[3])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "run.py"), str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -28,6 +28,7 @@ def _check(text: str) -> None:
 
 @settings(max_examples=8)
 @given(PROGRAMS)
+@pytest.mark.sampled(every=2)
 def test_generated_programs(text: str) -> None:
     _check(text)
 

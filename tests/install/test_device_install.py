@@ -90,7 +90,7 @@ def test_nothing_foreign_came_along(clean: Path) -> None:
     assert run(clean, code, *FOREIGN).strip() == "[]"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_device_predicts_learns_and_takes_part(clean: Path, tmp_path: Path) -> None:
     key = b.generate_key()
     convert(

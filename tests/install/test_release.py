@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import archipel
+from archipel.server.http.documentation import DOCS_FOLDER
 from archipel.server.http.pages import PAGE_FOLDER
 from tests.support.environments import other_python
 from tests.support.fixtures.chromium import needed
@@ -29,6 +30,7 @@ FILES = [
     "archipel-web-V.tgz",
     "archipel-web-page-V.cdx.json",
     "archipel_data-V-py3-none-any.whl",
+    "archipel_docs-V-py3-none-any.whl",
     "archipel_web_page-V-py3-none-any.whl",
 ]
 VALIDATE = """
@@ -62,6 +64,8 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (PAGE_FOLDER / "index.html").is_file() or not (ROOT / "web" / "node_modules").is_dir():
         needed("needs the demo page and web/node_modules; `make web` makes both")
+    if not (DOCS_FOLDER / "index.html").is_file():
+        needed("needs the documentation; `make docs` builds it")
     if shutil.which("npm") is None:
         needed("needs npm; scripts/install_browser.sh --yes installs it")
     folder = tmp_path_factory.mktemp("release")

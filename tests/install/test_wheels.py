@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from archipel.server.http.documentation import DOCS_FOLDER
 from archipel.server.http.pages import PAGE_FOLDER
 from tests.support.commanded import federate, run
 from tests.support.fixtures.chromium import needed
@@ -36,6 +37,8 @@ def build(target: Path, **variables: str) -> dict[str, bytes]:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (PAGE_FOLDER / "index.html").is_file():
         needed("needs the demo page; `make web` builds it")
+    if not (DOCS_FOLDER / "index.html").is_file():
+        needed("needs the documentation; `make docs` builds it")
     folder = tmp_path_factory.mktemp("dist")
     build(folder)
     return folder
@@ -70,7 +73,7 @@ def test_the_same_sources_give_the_same_bytes(dist: Path, tmp_path: Path) -> Non
     finally:
         os.umask(before)
     assert sorted(first) == sorted(again)
-    assert len(first) == 4
+    assert len(first) == 5
     assert [name for name in first if first[name] != again[name]] == []
     later = build(tmp_path / "later", SOURCE_DATE_EPOCH="1900000000")
     assert all(first[name] != later[name] for name in first), "the time is in none of them"
@@ -81,7 +84,7 @@ def test_a_device_takes_neither_data_nor_page(dist: Path) -> None:
     assert wheel.stat().st_size < MOST_BYTES
     names = zipfile.ZipFile(wheel).namelist()
     assert "archipel/client/agent.py" in names
-    assert [name for name in names if name.endswith(".xz") or "demo_page" in name] == []
+    assert [name for name in names if name.endswith(".xz") or "demo_page" in name or "docs_page" in name] == []
 
 
 def test_what_is_missing_is_named_with_its_remedy(device: Path, dist: Path) -> None:
@@ -106,7 +109,7 @@ except DatasetError as error:
 
 
 def test_a_server_and_three_devices_take_a_round(device: Path, dist: Path, tmp_path: Path) -> None:
-    server = environment(tmp_path / "env", dist, "archipel[server]", "archipel-web-page")
+    server = environment(tmp_path / "env", dist, "archipel[server]", "archipel-web-page", "archipel-docs")
     folder = tmp_path / "federation"
     folder.mkdir()
     page, task = federate(folder, [server / "archipel"], [device / "archipel"])

@@ -74,7 +74,7 @@ def model_of(x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any], bi
     return proto.SerializeToString()
 
 
-@pytest.mark.sampled(every=16)
+@pytest.mark.sampled(every=32)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_pytorchs(case: str, bias: bool, pack: KernelPack) -> None:

@@ -37,7 +37,7 @@ def batches(count: int, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_steps_are_those_of_the_standard_operators(model: Model, steps: int, pack: KernelPack) -> None:
     def runner(**options: bool) -> StepRunner:
         step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), steps=steps, **options)

@@ -101,7 +101,7 @@ def test_the_seed_decides_and_answers_have_their_shape(name: str) -> None:
     assert torch.isfinite(answer).all()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SMALL])
 def test_graphs_keep_names_answers_and_dropout(name: str) -> None:
     module = SMALL[name](0).eval()

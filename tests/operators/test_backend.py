@@ -87,6 +87,7 @@ def test_the_page_is_what_the_results_say() -> None:
     assert text == page(results(), sequence_results()), RUN
 
 
+@pytest.mark.sampled(every=2)
 def test_control_flow_sequences_and_optionals() -> None:
     """They give what the package declares, or are refused: a loop over batches, and items of several ranks."""
     found = sequence_results()

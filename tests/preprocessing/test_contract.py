@@ -22,6 +22,7 @@ def test_every_kind_has_a_case() -> None:
 
 
 @each_case
+@pytest.mark.sampled(every=3)
 def test_engines_sizes_and_batches_agree(case: Case) -> None:
     free = chain([case.raw, *case.transforms])
     check_model(free.ir)

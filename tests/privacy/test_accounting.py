@@ -143,6 +143,7 @@ def test_epsilon_of_one_released_sum_as_printed_by_balle_and_wang() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.sampled(every=2)
 def test_tasks_add_up(accountant: AccountantName) -> None:
     first, second = repeated(6.0, 30), repeated(9.0, 80)
     together = spent_epsilon([first, second, first], 1e-6, accountant)

@@ -133,6 +133,7 @@ def test_numbers_out_of_bounds(rounds: int, separation: int) -> None:
         sensitivity([1.0], rounds, separation)
 
 
+@pytest.mark.sampled(every=2)
 def test_coefficients_of_very_many_rounds_take_seconds() -> None:
     """Whoever may create tasks chooses the number, and a web process computes them."""
     began = time.process_time()

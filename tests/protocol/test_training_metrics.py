@@ -58,6 +58,7 @@ def test_the_entries_follow_those_of_finish(bundle: Bundle) -> None:
         assert upload_layout(bundle.manifest, "training").modulus_bits(cohort) == Layout(updates).modulus_bits(cohort)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_weighs_means_and_counts_itself(bundle: Bundle) -> None:
     finish = bundle.program("finish")
     update = {port.name: np.zeros(port.shape, np.float32) for port in finish.outputs if isinstance(port, Update)}

@@ -270,6 +270,7 @@ def test_round(index):
 
 
 @pytest.mark.parametrize("case", **named(ROUND["device_failures"]))
+@pytest.mark.sampled(every=3)
 def test_messages_refused_by_a_device(case):
     with refusal(case["error"]):
         replay(ROUND["devices"][0], case["step"], case["message"])

@@ -37,7 +37,7 @@ def difference(found: Any, expected: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("run", [{"client_axis": "off"}, {"client_axis": "on"}, {"masks": True}])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_model_moves_by_the_mean_and_noise_of_the_stated_size(make: Make, run: dict[str, Any]) -> None:
     bundle = bundle_of(make)
     exact = simulate(bundle, fields(), rounds=1, **run)
@@ -152,6 +152,7 @@ def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: s
         ({}, {"mode": Pacing(mode="asynchronous"), "system": System()}, "several times"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_what_it_does_not_go_with(
     make: Make, options: dict[str, Any], settings: dict[str, Any], message: str, mechanism: str
 ) -> None:

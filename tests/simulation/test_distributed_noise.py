@@ -46,6 +46,7 @@ def distributed(multiplier: float | None = 1.0, **more: Any) -> DifferentialPriv
     ],
     ids=str,
 )
+@pytest.mark.sampled(every=2)
 def test_the_model_moves_by_the_mean_and_the_noise_of_all_devices(make: Make, run: dict[str, Any]) -> None:
     bundle = bundle_of(make)
     exact = simulate(bundle, fields(), rounds=1, **run)

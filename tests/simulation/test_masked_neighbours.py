@@ -38,6 +38,7 @@ def fields(count: int) -> list[dict[str, np.ndarray]]:
     ("count", "server", "protocol"),
     [(30, "semi-honest", "neighbours"), (24, "malicious", "neighbours"), (16, "semi-honest", "neighbours-mlkem")],
 )
+@pytest.mark.sampled(every=2)
 def test_rounds_over_neighbours_give_the_same_model(
     make: Make, count: int, server: Any, protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_protocols_that_are_not_allowed(
         archipel.simulate(bundle, fields(24), rounds=1, client_axis="off", **given)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_clock_counts_the_bytes_of_the_protocol_that_a_server_takes(make: Make) -> None:
     bundle = bundle_of(make)
 

@@ -195,6 +195,7 @@ def test_a_folder_with_another_run_is_refused(make: Make, tmp_path: Path) -> Non
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_module_is_simulated_and_resumed_without_a_bundle(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -211,6 +212,7 @@ def test_a_module_is_simulated_and_resumed_without_a_bundle(tmp_path: Path) -> N
     assert set(first.table()) >= {"round", "devices", "test accuracy", "training loss"}
 
 
+@pytest.mark.sampled(every=2)
 def test_no_folder_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     network, clients = nn.Linear(6, 3), [(each["input"], each["label"]) for each in fields()]

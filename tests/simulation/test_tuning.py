@@ -83,6 +83,7 @@ def halved(found: Tuning, losses_of: Callable[[float, int], float]) -> Iterator[
             yield ROUNDS
 
 
+@pytest.mark.sampled(every=2)
 def test_the_best_rate_is_found_and_worse_ones_are_ended_as_successive_halving_says(run: Any, tmp_path: Path) -> None:
     told = []
     found = tune(run, asked(), rounds=ROUNDS, seed=1, on_trial=told.append)
@@ -127,6 +128,7 @@ def test_a_picture_has_choices_in_their_own_order(tmp_path: Path, monkeypatch: p
     }  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 def test_a_tuning_that_was_stopped_and_killed_goes_on_to_the_same_trials(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_rounds_are_the_budget_and_rates_that_diverge_are_ended(run: Any) -> Non
         tune(run, TuneSettings(ranges={"lr": [1000.0, 1001.0]}, metric="test loss"), rounds=3)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
     write: Write,
     tmp_path: Path,

@@ -148,7 +148,7 @@ def finish_of(make: Make) -> Callable[[str, str], Finish]:
 @every_weighting
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_honest_devices_keep_within_every_bound(
     finish_of: Callable[[str, str], Finish], name: str, weighting: str, data: st.DataObject
 ) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig, Event
+from archipel.client.connection.session import DeviceSession
 from archipel.client.device import SiteRound
 from archipel.client.memory.journal import Journal
 from archipel.edge.uplink import agent_config
@@ -63,6 +64,24 @@ def local_sum(bundle: b.Bundle, plan: RoundPlan, numbers: Sequence[int]) -> np.n
     return total
 
 
+def averaged(bundle: b.Bundle, numbers: Sequence[int]) -> np.ndarray:
+    """The first version that federated averaging makes of these devices, in fixed point, without any server."""
+    ports = Layout.of(bundle.program("finish")).updates
+    plan = RoundPlan(
+        round_id="0" * 32, task_id="0" * 32, number=1, bundle="0" * 64, weights="0" * 64, privacy="secure",
+        min_cohort=2, max_cohort=3, threshold=2, modulus_bits=32, levels=1, site=4,
+    )  # fmt: skip
+    total = local_sum(bundle, plan, numbers)
+    sizes = [entries(port) for port in ports]
+    scaled = [
+        part * (port.range / ((1 << (port.bits - 1)) - 1))
+        for port, part in zip(ports, np.split(total, np.cumsum(sizes)[:-1]))
+    ]
+    # Where devices send no weight each weighs 1.
+    change = scaled[0] / (float(scaled[1][0]) if len(scaled) > 1 else len(numbers))
+    return (W0.astype(np.float64) + change).astype(np.float32)
+
+
 @dataclass
 class ComputedSite:
     """An honest site whose devices' updates one process computes. `lie` changes sum and count before they are sent."""
@@ -75,6 +94,9 @@ class ComputedSite:
         return site_vector(total, devices, given.plan.modulus_bits), devices
 
     def reconcile(self, journal: Journal) -> None:
+        pass
+
+    def follow(self, session: DeviceSession) -> None:
         pass
 
 
@@ -175,22 +197,8 @@ class EdgeWorld:
             return list(session.scalars(select(Row).order_by(Row.created)))
 
     def averaged(self, numbers: Sequence[int]) -> np.ndarray:
-        """The first version that federated averaging makes of these devices, in fixed point, without any server."""
-        bundle = b.open_bundle(self.folder / "linear", [public_bytes(self.keys["publisher"])])
-        ports = Layout.of(bundle.program("finish")).updates
-        plan = RoundPlan(
-            round_id="0" * 32, task_id="0" * 32, number=1, bundle="0" * 64, weights="0" * 64, privacy="secure",
-            min_cohort=2, max_cohort=3, threshold=2, modulus_bits=32, levels=1, site=4,
-        )  # fmt: skip
-        total = local_sum(bundle, plan, numbers)
-        sizes = [entries(port) for port in ports]
-        scaled = [
-            part * (port.range / ((1 << (port.bits - 1)) - 1))
-            for port, part in zip(ports, np.split(total, np.cumsum(sizes)[:-1]))
-        ]
-        # Where devices send no weight each weighs 1.
-        change = scaled[0] / (float(scaled[1][0]) if len(scaled) > 1 else len(numbers))
-        return (W0.astype(np.float64) + change).astype(np.float32)
+        """As `averaged`, of the world's bundle."""
+        return averaged(b.open_bundle(self.folder / "linear", [public_bytes(self.keys["publisher"])]), numbers)
 
     def close(self) -> None:
         for agent in self.agents:

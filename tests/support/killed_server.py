@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 from flask import Flask
 from sqlalchemy.orm import Session
 
+from archipel.server.app import create_app
 from archipel.server.database.engine import Database
-from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.rounds import folding
 from archipel.server.services import Services

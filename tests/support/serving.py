@@ -66,8 +66,6 @@ class Server:
                 continue
             if b"coordinator_process" in command:
                 found["coordinator"] = int(path.parent.name)
-            elif b"uplink_process" in command:
-                found["uplink"] = int(path.parent.name)
             elif parent == self.process.pid:
                 found["gunicorn"] = int(path.parent.name)
             else:

@@ -60,7 +60,7 @@ class Node:
 
     @property
     def operator(self) -> OperatorClient:
-        return OperatorClient(self.server.url, self.operator_token)
+        return OperatorClient(self.server.url, self.operator_token, allow_http=True)
 
     def start(self, port: int = 0) -> None:
         self.server.start(port, poll_seconds="0.02", smallest_answer="1")

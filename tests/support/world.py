@@ -14,8 +14,8 @@ import msgspec
 from flask import Flask
 
 from archipel.protocol.sealed import public_bytes
+from archipel.server.app import create_app
 from archipel.server.data_folder import init_data_folder
-from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import Settings, load_settings
@@ -190,5 +190,6 @@ def open_world(
 
 
 def close_world(world: World) -> None:
+    world.app.extensions["archipel.live"].close()
     for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
         services.database.dispose()

@@ -107,6 +107,7 @@ def test_training_moves_the_running_statistics(module: nn.Module, model: Model, 
     assert correct == (logits.argmax(1).numpy() == y).sum()
 
 
+@pytest.mark.sampled(every=2)
 def test_several_steps_carry_the_statistics(model: Model, batches: Batches) -> None:
     one, four = (training.step_graph(model, LOSS, SGD, steps=steps) for steps in (1, 4))
     check_model(four.ir)

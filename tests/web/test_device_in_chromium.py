@@ -212,6 +212,7 @@ def test_one_device_per_profile(pages: Pages) -> None:
         assert second.page.evaluate("() => waiting") == ""
 
 
+@pytest.mark.sampled(every=2)
 def test_what_the_owner_decides(pages: Pages, fleet: Fleet) -> None:
     federation = pages.federation
     with pages.tab(7) as tab:
@@ -275,6 +276,7 @@ def test_keys_that_no_script_can_read_and_their_end(pages: Pages) -> None:
         assert tab.enrol() != enrolled
 
 
+@pytest.mark.sampled(every=2)
 def test_versions_that_the_server_offers(pages: Pages) -> None:
     """A page takes a model's first version, then a better one, keeps that when a worse one comes, and goes back."""
     registry = Registry(pages.federation, {})

@@ -30,7 +30,7 @@ def fleet(pages: Pages) -> Fleet:
 @pytest.mark.parametrize(
     ("server", "rounds"), [("malicious", 2), pytest.param("semi-honest", 1, marks=pytest.mark.slow)]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_over_neighbours_with_agents(pages: Pages, fleet: Fleet, server: str, rounds: int) -> None:
     """The second round begins with weights that devices of the first endorsed."""
     federation = pages.federation

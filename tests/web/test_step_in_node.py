@@ -73,7 +73,7 @@ QUICK = {"1D-CNN, Adam"}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_same_losses(name: str, node: str, tmp_path: Path) -> None:
     case = CASES[name]
     rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ net (float[batch, 3] x) => (float[batch, 4] y) <int64 most = {6}> {
 
 
 @pytest.mark.parametrize("kind", ["If", pytest.param("Loop", marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_loops_and_branches(kind: str, node: str, tmp_path: Path) -> None:
     """An If that depends on a length, with an LSTM before it; a Loop that its values end. Both read what is outside."""
     rng = np.random.default_rng(0)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import click
 import msgspec
 
-from archipel.cli.federation.round_lines import RoundLines, clipped_text, result_text
+from archipel.cli.federation.round_lines import clipped_text, result_text
+from archipel.cli.federation.watch import watch
 from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.remote import fields, read_request, remote, request_key, save
 from archipel.cli.input_output.tables import as_json, show, table
@@ -203,43 +205,7 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     show(info, as_json, lines)
 
 
-@task.command()
-@click.argument("task_id")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Stop watching after this many seconds.")
-@click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line per change.")
-@remote
-def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: bool) -> None:
-    """Print every change of a task until it ends, and a line with the metrics of each round.
-
-    \b
-    archipel task watch ID
-
-    The command waits for a server that does not answer, for ten minutes unless --timeout says otherwise, and for the
-    evaluation of the last version, where the task has one. The exit code is 1 if the task was not completed.
-    """
-    rounds = RoundLines(client, task_id)
-
-    def changed(now: TaskInfo) -> None:
-        if as_json:
-            click.echo(msgspec.json.encode(now))
-            return
-        for line in rounds.new():
-            click.echo(line)
-        failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
-        failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
-        waits = now.waiting_for or now.under_way or f"{_count_text(now.waiting)} devices waiting"
-        click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
-        if now.last_failure:
-            click.echo(f"  failed: {now.last_failure}")
-        if now.spoiled_rounds:
-            click.echo(f"  {now.search}")
-
-    final = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
-    if not as_json:
-        for line in rounds.rest(timeout):
-            click.echo(line)
-    if final.state != "completed":
-        raise CommandError(f"task {final.name!r} {final.state}: {final.reason}")
+task.add_command(watch)
 
 
 @task.command()
@@ -309,12 +275,17 @@ def _step_text(metrics: RoundMetrics) -> str:
 @task.command()
 @click.argument("task_id")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--rounds", is_flag=True, help="Write the weights after each round into the folder FILE.")
 @remote
-def download(client: OperatorClient, task_id: str, file: Path) -> None:
+def download(client: OperatorClient, task_id: str, file: Path, rounds: bool) -> None:
     """Write the training's newest weights into FILE, a new file (safetensors).
 
     \b
     archipel task download ID weights.safetensors
+    archipel task download ID versions --rounds
+
+    With --rounds FILE is a folder, which gets round-1.safetensors and so on; those that it has already stay, and so
+    the same command fetches what is new. `archipel insight BUNDLE --weights versions` shows them.
     """
     info = client.tasks.get(task_id)
     if info.kind != "training":
@@ -324,8 +295,26 @@ def download(client: OperatorClient, task_id: str, file: Path) -> None:
         )
     if info.model is None:
         raise CommandError(f"task {info.name!r} has no weights yet: no round was opened")
+    if rounds:
+        _download_rounds(client, task_id, file)
+        return
     digest = info.model
     save(file, lambda: client.weights.download(digest), digest)
+
+
+def _download_rounds(client: OperatorClient, task_id: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    deleted = 0
+    for each in client.tasks.metrics(task_id):
+        digest, path = each.weights_out, folder / f"round-{each.number}.safetensors"
+        if digest is None or path.exists():
+            continue
+        if each.weights_deleted is not None:
+            deleted += 1
+            continue
+        save(path, partial(client.weights.download, digest), digest)
+    if deleted:
+        click.echo(f"the server has deleted the weights of {deleted} rounds", err=True)
 
 
 @task.command()

@@ -160,17 +160,27 @@ def _upstream(token: Path | None, population: str | None, cohort: int | None) ->
     default=None,
     help="Show the browser demo at /demo/ to anybody. Default: from the settings, then --no-demo.",
 )
+@click.option(
+    "--docs/--no-docs",
+    default=None,
+    help="Show the documentation at /docs/ to anybody. Default: from the settings, then --no-docs.",
+)
 def start(folder: Path, **given: Any) -> None:
     """Serve until Ctrl-C or SIGTERM, with gunicorn and one coordinator; the supervisor restarts either if it dies.
 
     \b
     archipel serve start federation --host 0.0.0.0 --port 8470
-    archipel serve start federation --demo
+    archipel serve start federation --demo --docs
     """
     from archipel.server import supervise
 
     overrides = {name: value for name, value in given.items() if value is not None}
-    supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
+
+    def announce(line: str) -> None:
+        click.echo(line)
+        click.echo(f"dashboard: {line.rsplit(' ', 1)[1]}/dashboard/")
+
+    supervise(load_settings(folder, **overrides), announce=announce)
 
 
 @serve.command()

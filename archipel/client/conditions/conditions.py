@@ -90,6 +90,9 @@ class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     Raises:
         ClientError: a setting is out of range, or this machine cannot measure it.
+
+    Example:
+        settings = ConditionSettings(charging=True, hours=("22:00-06:00",))
     """
 
     charging: bool = False

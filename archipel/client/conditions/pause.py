@@ -42,7 +42,11 @@ def pause(folder: Path, until: float | None = None) -> None:
 
 
 def resume(folder: Path) -> bool:
-    """End the pause of the device in `folder`; returns whether there was one. Durable when it returns."""
+    """End the pause of the device in `folder`; returns whether there was one. Durable when it returns.
+
+    Example:
+        resume(Path("device"))
+    """
     return remove_durably(folder / PAUSE_FILE)
 
 
@@ -50,6 +54,9 @@ def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:
     """Empty if the device is not paused, else one line for the owner, with the end of the pause.
 
     `clock` gives Unix seconds. A file that cannot be read counts as a pause: a damaged disk must not end it.
+
+    Example:
+        print(paused(Path("device")))
     """
     path = folder / PAUSE_FILE
     try:

@@ -55,6 +55,10 @@ class DeviceSession:
         """The server's clock now, Unix seconds; None while it is not known."""
         return self._transport.server_time()
 
+    def silence(self) -> float:
+        """For how many seconds the server has not answered; 0 before its first answer."""
+        return self._transport.silence()
+
     def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:
         """Transport.download with a token; after a 401 once more with a new one."""
         self._authorized(lambda bearer: self._transport.download(path, target, limit, bearer, stop=stop))

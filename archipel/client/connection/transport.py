@@ -85,6 +85,10 @@ class Transport:
         """Unix seconds by the server's clock, from the last Date header of an answer; None before there is one."""
         return None if self._clock is None else self._clock[0] + time.monotonic() - self._clock[1]
 
+    def silence(self) -> float:
+        """For how many seconds the server has not answered; 0 before its first answer."""
+        return 0.0 if self._clock is None else time.monotonic() - self._clock[1]
+
     def wait(self, attempt: int, retry_after: float | None = None) -> None:
         """Wait before attempt `attempt` + 1: as long as the server asked for, else longer each time."""
         self._pause(self._backoff.after(attempt, retry_after=retry_after, draw=self._random.random()))

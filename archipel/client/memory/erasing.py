@@ -33,6 +33,9 @@ def erase(folder: Path, keys: KeyStore | None = None) -> None:
 
     Raises:
         ClientError: there is no such folder, or an agent uses it.
+
+    Example:
+        erase(Path("device"))
     """
     if not folder.is_dir():
         raise ClientError(f"{folder}: no such folder; give the one of the device's settings")

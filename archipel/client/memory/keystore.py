@@ -43,7 +43,11 @@ class KeyStore(Protocol):
 
 
 class FileKeys:
-    """A KeyStore of files: one of mode 0600 in `folder` for each secret, which is at most 16 KiB."""
+    """A KeyStore of files: one of mode 0600 in `folder` for each secret, which is at most 16 KiB.
+
+    Example:
+        keys = FileKeys(Path("device"))
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -84,6 +88,9 @@ def data_key(keys: KeyStore) -> bytes:
     """The device's data key: 32 random bytes, made on the first call, as in `data_key(FileKeys(Path("device")))`.
 
     Raises ClientError if the stored key does not have 32 bytes, or cannot be read.
+
+    Example:
+        secret = data_key(FileKeys(Path("device")))
     """
     key = keys.load(DATA_KEY)
     if key is None:

@@ -48,6 +48,9 @@ class Distil:
         fine_tune: how to train.
 
     Raises CompressionError for a field out of range; from `apply` for a teacher that does not fit.
+
+    Example:
+        better, report = archipel.compress(model, [PruneWeights(0.5), Distil(fine_tune=FineTune(epochs=1))], data=data)
     """
 
     temperature: float = 4.0

@@ -37,6 +37,9 @@ class LowRank:
         fine_tune: training after the split; None: none.
 
     Raises CompressionError for a field out of range; from `apply` where the target cannot be reached, or for masks.
+
+    Example:
+        thinner, report = archipel.compress(model, [LowRank(energy=0.99)], data=data)
     """
 
     energy: float | None = None

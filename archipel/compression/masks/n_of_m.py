@@ -33,6 +33,9 @@ class PruneNM:
         fine_tune: training after the pruning; None: none.
 
     Raises CompressionError for a field out of range; from `apply` where no weight has a long enough axis.
+
+    Example:
+        sparse, report = archipel.compress(model, [PruneNM(2, 4)], data=data)
     """
 
     n: int = 2

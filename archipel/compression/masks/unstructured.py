@@ -42,6 +42,9 @@ class PruneWeights:
         exclude: globs of names of parameters that stay dense.
 
     Raises CompressionError for a field out of range; from `apply` for a model that is quantized or sparser already.
+
+    Example:
+        sparse, report = archipel.compress(model, [PruneWeights(0.5)], data=data)
     """
 
     sparsity: float = 0.8

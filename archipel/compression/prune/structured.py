@@ -56,6 +56,9 @@ class PruneChannels:
 
     Raises CompressionError for a field out of range; from `apply` where the goal cannot be reached, nothing can be
     removed, or the model has masks or is quantized.
+
+    Example:
+        faster, report = archipel.compress(model, [PruneChannels(ratio=0.5, examples=256)], data=data)
     """
 
     ratio: float | None = None

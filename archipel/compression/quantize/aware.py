@@ -38,6 +38,9 @@ class QuantizationAware:
             positive, and the optimizer changes all scales in proportion. At the end the scales are constants again.
 
     Raises CompressionError from `apply` where the model does not round.
+
+    Example:
+        small, report = archipel.compress(model, [StaticInt8(), QuantizationAware(FineTune(epochs=1))], data=data)
     """
 
     fine_tune: FineTune = _DEFAULT

@@ -34,6 +34,9 @@ class DynamicInt8:
         exclude: globs of names of weights whose layers stay in float.
 
     Raises CompressionError from `apply` where the model has no such layer, or is quantized already.
+
+    Example:
+        small, report = archipel.compress(model, [DynamicInt8()])
     """
 
     per_channel: bool = True

@@ -46,6 +46,9 @@ class Float16:
 
     Raises CompressionError from `apply` for weights beyond 65504, the largest float16; for "float16" also for loops and
     branches.
+
+    Example:
+        small, report = archipel.compress(model, [Float16()])
     """
 
     compute: Literal["float32", "float16"] = "float32"

@@ -57,6 +57,9 @@ class StaticInt8:
             float: ONNX Runtime takes up to twice as long for them on integers. "int8" is for integer accelerators.
 
     Raises CompressionError for a field out of range; from `apply` where nothing can be quantized within `max_drop`.
+
+    Example:
+        small, report = archipel.compress(model, [StaticInt8()], data=data)
     """
 
     examples: int = 512

@@ -47,6 +47,9 @@ class WeightOnly:
         exclude: globs of names of weights that stay in float.
 
     Raises CompressionError for a field out of range; from `apply` where no weight is large enough.
+
+    Example:
+        small, report = archipel.compress(model, [WeightOnly(bits=8, smallest=16)])
     """
 
     bits: Literal[8, 4] = 8

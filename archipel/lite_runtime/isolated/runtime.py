@@ -110,6 +110,10 @@ class IsolatedRuntime(Learning):
     It answers requests of several threads one after the other. If the child dies, or exceeds its memory, `seconds` or
     `cpu_seconds`, the request raises RuntimeLimitError and has no effect, and the next request starts a new child.
     A `starter` (starter.py) makes that cheap where runtimes come and go.
+
+    Example:
+        with load("digits.bundle", trusted, isolated=True, seconds=10.0) as guarded:
+            answers = guarded.predict(x[:1])
     """
 
     def __init__(

@@ -243,6 +243,9 @@ def running_slot(folder: Path | str) -> Path:
     Raises SlotError if no slot is active, or the state file is damaged.
 
     Example:
+        with Slots("slots", trusted_keys) as slots:
+            slots.install("digits.bundle")
+            slots.switch()
         runtime = load(running_slot("slots"), trusted_keys)
     """
     running = read_state(Path(folder)).running

@@ -44,8 +44,8 @@ class ExampleStore:
     StoreBusyError when another process writes for longer than the timeout.
 
     Example:
-        with ExampleStore.open("examples", key) as store:
-            store.add({"x": picture, "y": np.int64(3)})
+        with ExampleStore.open("examples", os.urandom(32)) as store:
+            store.add({"input": x[0], "label": y[0]})
             runtime.fit(store.sample(256, seed=0))
     """
 

@@ -30,6 +30,10 @@ class History:
     """The result of a `fit`. `losses` and each of `metrics` have a float per step, `validation` the metrics per epoch.
 
     `examples` counts the examples used, each once; `stopped` says that a callback or the control ended it early.
+
+    Example:
+        history = runtime.fit(x, y, epochs=2)
+        print(history.losses[0], "->", history.losses[-1])
     """
 
     losses: list[float]
@@ -46,6 +50,10 @@ class LocalUpdate:
 
     `metrics` are the reduced metrics of training and of `finish`; `losses` has a float per step; `parameters` are the
     trained model, which stays on the device.
+
+    Example:
+        update = runtime.local_round(x, y, seed=1)
+        print({name: array.shape for name, array in update.arrays.items()})
     """
 
     arrays: dict[str, np.ndarray]

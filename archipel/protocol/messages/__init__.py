@@ -64,6 +64,7 @@ from archipel.protocol.messages.rounds import Protocol as Protocol
 from archipel.protocol.messages.rounds import Revocations as Revocations
 from archipel.protocol.messages.rounds import RoundPlan as RoundPlan
 from archipel.protocol.messages.rounds import RoundStatus as RoundStatus
+from archipel.protocol.messages.rounds import RoundTask as RoundTask
 from archipel.protocol.messages.rounds import ServerNoise as ServerNoise
 from archipel.protocol.messages.rounds import SetAside as SetAside
 from archipel.protocol.messages.rounds import over_neighbours as over_neighbours

@@ -217,3 +217,13 @@ class RoundStatus(Message, frozen=True, kw_only=True):
     reason: str = ""
     staleness: Whole = 0
     complaints: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+
+
+class RoundTask(Message, frozen=True, kw_only=True):
+    """The task of a round, as its members may know it: `rounds` are those that it asks for, `committed` those that have
+    made a version. Why a task failed may tell what devices said, which is for operators."""
+
+    task_id: RoundId
+    state: Literal["running", "paused", "completed", "cancelled", "failed"]
+    rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
+    committed: Whole

@@ -13,7 +13,11 @@ AccessRole = Literal["operator", "analyst", "auditor", "admin"]
 
 
 class TokenRequest(Message, frozen=True, kw_only=True):
-    """`populations`: those that the token is for, null: all. `seconds`: how long it is valid, null: for ever."""
+    """`populations`: those that the token is for, null: all. `seconds`: how long it is valid, null: for ever.
+
+    Example:
+        TokenRequest(name="dashboards", role="auditor")
+    """
 
     name: Name
     role: AccessRole

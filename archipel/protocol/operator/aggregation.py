@@ -35,6 +35,9 @@ class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):
             operator runs it on examples that the operator trusts. A simulation has examples of the server's own.
 
     Raises AggregationError for a name that there is not, and for settings that say nothing.
+
+    Example:
+        Aggregation(rule="median", tolerated=2)
     """
 
     rule: str = MEAN

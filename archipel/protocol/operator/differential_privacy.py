@@ -43,6 +43,9 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
             count of devices that clipped their updates, in devices. Null: the clip is not adapted.
 
     Raises DifferentialPrivacyError for settings that say nothing.
+
+    Example:
+        DifferentialPrivacy(mechanism="central", epsilon=8.0, delta=1e-6)
     """
 
     mechanism: Mechanism = "none"

@@ -76,7 +76,11 @@ class ModelPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class VersionRequest(Message, frozen=True, kw_only=True):
     """Either an uploaded `bundle` as it is, or version `task_version` (null: the newest) of the training task
-    `task_id`. `parent` is the number of the version that it was made from; null: as the lineage says."""
+    `task_id`. `parent` is the number of the version that it was made from; null: as the lineage says.
+
+    Example:
+        VersionRequest(bundle=old.digest)
+    """
 
     bundle: Digest | None = None
     task_id: RoundId | None = None
@@ -191,6 +195,9 @@ class Gate(Message, frozen=True, kw_only=True):
     `max_devices`, and at least `min_devices` must answer (with privacy secure also the share of `max_devices` that the
     threshold of the bundle's policy demands). Together they must have `min_examples`; at most `max_examples` count of
     each. Without a result within `seconds` the server rolls the rollout back.
+
+    Example:
+        Gate(metric="accuracy", range=1.0, better="higher", min_devices=20, max_devices=100)
     """
 
     metric: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -212,6 +219,10 @@ class RolloutRequest(Message, frozen=True, kw_only=True):
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"):
     the percentages are of the devices for which it is true. `gate` "none": no gate between the stages.
+
+    Example:
+        stages = [Stage(percent=5, soak_seconds=3600), Stage(percent=100, soak_seconds=0)]
+        RolloutRequest(model="digits", version=2, stages=stages, gate="none")
     """
 
     model: Name
@@ -303,7 +314,7 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class MetricsPage(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Oldest first; `next` is the `after` of the next page, null on the last."""
+    """Oldest first, or as was asked for; `next` is the `after` of the next page, null on the last."""
 
     items: list[RoundMetrics]
     next: RoundId | None

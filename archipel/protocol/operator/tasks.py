@@ -68,6 +68,12 @@ class TaskQuery(PageQuery, frozen=True, kw_only=True):
     since: Annotated[float, Meta(ge=0, le=1e11)] | None = None
 
 
+class ResultQuery(PageQuery, frozen=True, kw_only=True):
+    """A page of a task's rounds or results, oldest first; with `newest_first` the other way round."""
+
+    newest_first: bool = False
+
+
 class EntryQuery(Message, frozen=True, kw_only=True):
     """Entries that follow number `after`; 0: from the first one on."""
 
@@ -134,7 +140,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `evaluate_every` n of a training: after every n-th committed round devices of the same population evaluate the new
     version, as in a task of kind evaluation with this request's `metrics` (none: those of the training, with their
     ranges), `distributions`, `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility`
-    and deadlines are those of the training. Each is a query, and the next round waits for it.
+    and deadlines are those of the training. Each is a query, and the next round waits for it. `evaluation_noise`: noise
+    on the result of each, as in `differential_privacy` of a task of kind evaluation, with its `noise_multiplier` given;
+    the training's own multiplier, where the server chooses it, leaves room for all of them.
 
     `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain,
     or secure groups (docs/robust.md). Rule `fltrust` needs privacy plain and a device of the population as its `root`,
@@ -157,6 +165,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
+
+    Example:
+        request = TaskRequest(name="digits", population="pupils", bundle=old.digest, rounds=9, min_cohort=15, cohort=16)
     """
 
     name: Name
@@ -181,6 +192,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     count_adoption: bool = False
     evaluate_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    evaluation_noise: DifferentialPrivacy = DifferentialPrivacy()
     eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
     max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
@@ -240,6 +252,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     max_examples: int
     count_adoption: bool
     evaluate_every: int | None
+    evaluation_noise: DifferentialPrivacy
     evaluates: RoundId | None
     eligibility: str
     percent: float | None
@@ -341,7 +354,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundPage(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Oldest first; `next` is the `after` of the next page, null on the last."""
+    """Oldest first, or as was asked for; `next` is the `after` of the next page, null on the last."""
 
     items: list[RoundInfo]
     next: RoundId | None

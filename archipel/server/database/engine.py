@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -28,7 +28,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0027"
+SCHEMA = "0029"
 """Revision of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"
@@ -205,30 +205,53 @@ class _Pooled:
 
 
 class _Kept:
-    """Keeps one connection for each thread (SQLite), because taking one from a pool and returning it would double the
-    time of a single statement. Between two statements a connection holds no lock."""
+    """Keeps connections between statements (SQLite), because taking one from a pool and returning it would double the
+    time of a single statement. Between two statements a connection holds no lock.
+
+    There are as many as threads looked at the same moment, and not one for each thread: most threads of a web process
+    wait for devices and for readers of open pages.
+    """
 
     def __init__(self, url: URL) -> None:
-        # A connection may be closed by another thread than its own, in `close` or by garbage collection.
+        # A connection is used by one thread after the other.
         engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False}, hide_parameters=True)
         event.listen(engine, "connect", _sqlite_connect)
         self.engine = engine
-        self._mine = threading.local()
-        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        # The one that was used last comes first. Both ends of a deque are safe to use without a lock.
+        self._idle: deque[Connection] = deque()
 
     def __call__(self) -> AbstractContextManager[Connection]:
-        connection: Connection | None = getattr(self._mine, "connection", None)
-        if connection is None or connection.closed or connection.invalidated:
-            connection = self._mine.connection = self.engine.connect()
-            with self._lock:
-                self._all.add(connection)
-        return nullcontext(connection)
+        return _Lent(self)
+
+    def take(self) -> Connection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self.engine.connect()
+            if not connection.closed and not connection.invalidated:
+                return connection
+
+    def give_back(self, connection: Connection) -> None:
+        self._idle.append(connection)
 
     def close(self) -> None:
-        with self._lock:
-            for connection in self._all:
-                connection.close()
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Lent:
+    """A kept connection for one statement."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self._kept = kept
+
+    def __enter__(self) -> Connection:
+        self._connection = self._kept.take()
+        return self._connection
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._kept.give_back(self._connection)
 
 
 def _sqlite_connect(connection: Any, record: object) -> None:

@@ -1,4 +1,4 @@
-"""The tables that are the server's own: the audit log, access tokens and the coordinator's lease."""
+"""The tables that are the server's own: the audit log, access tokens, people's sessions, the coordinator's lease."""
 
 from __future__ import annotations
 
@@ -43,6 +43,28 @@ class AccessToken(Base):
     created: Mapped[float] = mapped_column(Float)
     expires: Mapped[float | None] = mapped_column(Float)
     revoked: Mapped[float | None] = mapped_column(Float)
+
+
+class PersonSession(Base):
+    """A person's session in the dashboard, as the SHA-256 of its cookie; see server.dashboard.session_store.
+
+    `source` says what it was opened with: an access token (`token_id`), the root token ("root"; `credential` is the
+    SHA-256 of its hash), or what a provider of identities says. Identity and rights are `subject`, `role` and
+    `populations` (null: all). It ends at `expires`, and when nothing was asked for too long since `seen`.
+    """
+
+    __tablename__ = "person_sessions"
+    session_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    source: Mapped[str] = mapped_column(String(16))
+    token_id: Mapped[str | None] = mapped_column(Id, index=True)
+    credential: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    subject: Mapped[str] = mapped_column(String(48))
+    role: Mapped[str] = mapped_column(String(16))
+    populations: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    csrf: Mapped[str] = mapped_column(String(64))
+    opened: Mapped[float] = mapped_column(Float)
+    seen: Mapped[float] = mapped_column(Float)
+    expires: Mapped[float] = mapped_column(Float, index=True)
 
 
 class LeaseRow(Base):

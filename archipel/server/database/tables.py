@@ -252,7 +252,8 @@ class Round(Base):
     devices may know it. `step_norm` and `state_norm` are the L2 norms of what a training's round changed, `step_scale`
     is the factor that limited it (strategies.step_limits); null before the round is committed, and for other kinds of
     tasks. `complaints` is the number of excluded participants. `deadlines` are the seconds that each phase of this
-    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations). Of a secure
+    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations), `phases` when
+    each phase that it has begun began (null, or without some, of rounds that began before this was noted). Of a secure
     group: `part_of` is the id of the first group of the same round, `place` its number from 0 on, `group_sum` the
     digest of its unmasked sum in the spool (server.rounds.groups.grouping); of other rounds these are null.
     """
@@ -263,6 +264,7 @@ class Round(Base):
     number: Mapped[int] = mapped_column(Integer)
     phase: Mapped[str] = mapped_column(String(16))
     phase_ends: Mapped[float] = mapped_column(Float)
+    phases: Mapped[dict[str, float] | None] = mapped_column(JSON(none_as_null=True))
     reason: Mapped[str] = mapped_column(String(1024))
     plan: Mapped[bytes] = mapped_column(LargeBinary)
     plan_digest: Mapped[str] = mapped_column(Digest)
@@ -327,6 +329,7 @@ class Answer(Base):
 
     `body` is None if it is stored elsewhere (shares in their table, updates in the spool), and after the round.
     `folded_into` is the round whose running sum has the update: its own, or the one whose buffer it went into.
+    `fetched`: how many bytes the device was sent since its answer before (devices.fetched); null: not counted.
     """
 
     __tablename__ = "answers"
@@ -337,6 +340,7 @@ class Answer(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     received: Mapped[float] = mapped_column(Float)
+    fetched: Mapped[int | None] = mapped_column(BigInteger)
     folded_into: Mapped[str | None] = mapped_column(Id, index=True)
 
     @classmethod

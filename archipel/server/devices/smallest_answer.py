@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 
 from archipel.errors import ServerError
 from archipel.protocol.eligibility import parse_eligibility
@@ -46,3 +47,11 @@ def pseudonym(key: bytes, round_id: str, device_id: str) -> str:
     """A name for a device in one round, 32 hexadecimal digits, that only the owner of the server's key can compute."""
     # Another one in each round, so that rounds with different expressions cannot be compared device by device.
     return hmac.digest(key, f"{round_id}{device_id}".encode(), hashlib.sha256).hex()[:32]
+
+
+def rename_devices(text: str, key: bytes, round_id: str) -> str:
+    """The text with the pseudonym of each device in the place of its id."""
+    return _ID.sub(lambda found: pseudonym(key, round_id, found[0]), text)
+
+
+_ID = re.compile(r"\b[0-9a-f]{32}\b")

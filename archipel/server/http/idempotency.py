@@ -33,7 +33,7 @@ class Keyed:
 
 def keyed(call: Call[Any], purpose: str = "") -> Keyed:
     """The key of the request being served. `purpose` separates endpoints. Raises ApiError 400 for a malformed key."""
-    key = request.headers.get(IDEMPOTENCY_HEADER)
+    key = call.key if call.key is not None else request.headers.get(IDEMPOTENCY_HEADER)
     digest = hashlib.sha256(purpose.encode() + call.raw).hexdigest()
     if key is None:
         return Keyed(secrets.token_hex(16), digest)

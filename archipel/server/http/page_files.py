@@ -26,6 +26,7 @@ CONTENT_TYPES = {
     ".mjs": "text/javascript",
     ".css": "text/css",
     ".json": "application/json",
+    ".png": "image/png",
     ".svg": "image/svg+xml",
     ".wasm": "application/wasm",
     ".txt": "text/plain",

@@ -1,4 +1,5 @@
-"""The pages for people: a front page at / with links, the API at /api/, and the browser demo's files at /demo/."""
+"""The pages for people: a front page at / with links, the API at /api/, the browser demo's files at /demo/, and the
+documentation's at /docs/."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from flask import Response
 
 from archipel import __version__
 from archipel.server.http.api_page import render
+from archipel.server.http.documentation import DOCS_FOLDER, documentation_routes, is_shown
 from archipel.server.http.openapi import document
 from archipel.server.http.page_files import INDEX, PageFiles
 from archipel.server.http.problems import refuse
@@ -51,8 +53,14 @@ _HERE = """<!doctype html>
 </html>
 """
 _ITEM = '<li><a href="{path}">{path}</a>: {what}</li>'
-_ITEMS = {"/api/": "its API", "/v1/openapi.json": "the same as OpenAPI 3.1", "/v1/health": "whether it works"}
+_ITEMS = {
+    "/dashboard/": "the dashboard",
+    "/api/": "its API",
+    "/v1/openapi.json": "the same as OpenAPI 3.1",
+    "/v1/health": "whether it works",
+}
 _DEMO = {"/demo/": "the browser demo"}
+_DOCS = {"/docs/": "the documentation"}
 
 
 def routes(
@@ -60,6 +68,8 @@ def routes(
     *,
     resources: Mapping[str, Sequence[Route]],
     demo: bool = True,
+    docs: bool = False,
+    docs_folder: Path = DOCS_FOLDER,
     stall_seconds: float = 30.0,
 ) -> tuple[Route, ...]:
     """The pages' lines of the route table.
@@ -68,13 +78,16 @@ def routes(
         resources: The API that is described at /api/.
         folder: Where the demo was built.
         demo: Whether it is shown.
+        docs: Whether the documentation is shown.
+        docs_folder: Where the documentation was built.
         stall_seconds: In this time a reader must take `sending.PART_BYTES`.
     """
     files = PageFiles(folder, stall_seconds=stall_seconds)
 
     def front_page(call: Call[None]) -> Response:
         """What there is, for people."""
-        shown = {**_ITEMS, **(_DEMO if demo and files.built else {})}
+        documented = _DOCS if is_shown(docs_folder, shown=docs) else {}
+        shown = {**_ITEMS, **documented, **(_DEMO if demo and files.built else {})}
         items = "\n".join(_ITEM.format(path=path, what=what) for path, what in shown.items())
         return Response(
             _HERE.format(items=items), headers={**HEADERS, "Cache-Control": "no-cache"}, mimetype="text/html"
@@ -87,9 +100,11 @@ def routes(
     def api_page(call: Call[None]) -> Response:
         """The API's description, for people."""
         page, policy = rendered()
-        parts = in_time(parts_of(page.encode()), stall_seconds)
+        data = page.encode()
         headers = {**HEADERS, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
-        return Response(parts, headers=headers, mimetype="text/html")
+        response = Response(in_time(parts_of(data), stall_seconds), headers=headers, mimetype="text/html")
+        response.content_length = len(data)
+        return response
 
     def demo_page(call: Call[None]) -> Response:
         """The browser demo; nothing that is drawn there is sent anywhere."""
@@ -120,4 +135,5 @@ def routes(
         Route("GET", "/api/", PUBLIC, api_page, download=True),
         Route("GET", "/demo/", PUBLIC, demo_page, download=demo),
         Route("GET", "/demo/<path:name>", PUBLIC, demo_file, download=demo),
+        *documentation_routes(docs_folder, shown=docs, stall_seconds=stall_seconds),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -86,26 +86,30 @@ def problem_response(
     return response
 
 
-def register(app: Flask) -> None:
-    """Register handlers with `app` that answer every error in that shape."""
+Answer = Callable[[int, str, int, Sequence[FieldProblem]], Response]
+"""Makes the answer of a status, a message, the seconds after which to try again, and what is wrong with fields."""
+
+
+def register(app: Flask, answer: Answer = problem_response) -> None:
+    """Register handlers with `app` that answer every error; `answer` gives them their shape."""
 
     @app.errorhandler(RefusalError)
     def _(refusal: RefusalError) -> Response:
         error = api_error(refusal)
         # A route has noted the fields where the error's text is not all that is known of them.
         errors = g.get("field_problems") or named(str(error), g.get("request_kind"))
-        return problem_response(error.status, str(error), error.retry_after, errors)
+        return answer(error.status, str(error), error.retry_after, errors)
 
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:
         # Werkzeug reports the timeout of the listener's sockets as a client that has gone; this one may still be there.
         if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
-            return problem_response(503, "the request's body did not arrive in time; try again")
+            return answer(503, "the request's body did not arrive in time; try again", RETRY_SECONDS, ())
         message = error.description or error.name
         if isinstance(error, NotFound):
             path = request.path[:MAX_PATH]
             message = f"{path}: this path names nothing here; ids have 32 hexadecimal digits, digests 64"
-        response = problem_response(error.code or 500, message)
+        response = answer(error.code or 500, message, RETRY_SECONDS, ())
         # Of the framework's own headers only those that the status requires.
         for name, value in error.get_headers():
             if name in ("Allow", "Content-Range"):
@@ -117,9 +121,9 @@ def register(app: Flask) -> None:
         why = _overloaded(error)
         if why:
             log.warning("request %s: %s (%s)", g.request_id, why, _first_line(error))
-            return problem_response(503, f"{why}; try again")
+            return answer(503, f"{why}; try again", RETRY_SECONDS, ())
         log.error("request %s failed", g.request_id, exc_info=error)
-        return problem_response(500, "the server made an error; its log has it under this request id")
+        return answer(500, "the server made an error; its log has it under this request id", RETRY_SECONDS, ())
 
 
 def _overloaded(error: Exception) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
+from archipel.server.devices.fetched import FetchedBytes
 from archipel.server.http.problems import MAX_PATH
 from archipel.server.http.request_measures import Answered, RequestMeasures, show_route
 from archipel.server.settings import Settings
@@ -18,6 +19,9 @@ from archipel.tracing import Tracer, read_parent
 
 HELD = "archipel.held"
 """In a request's environment: for how many seconds it was kept waiting on purpose, which is no time of work."""
+
+OF_NO_ROUND = "archipel.of_no_round"
+"""In a request's environment: its answer is nothing that a round made the device fetch."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +43,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(
-    app: Flask, settings: Settings, measured: RequestMeasures | None = None, tracer: Tracer | None = None
+    app: Flask,
+    settings: Settings,
+    measured: RequestMeasures | None = None,
+    tracer: Tracer | None = None,
+    fetched: FetchedBytes | None = None,
 ) -> None:
     """Give every request an id, answer with it in X-Request-Id, log it, and have it measured and traced.
+
+    `fetched` counts the bytes that each device is sent.
 
     Raises ServerError.
     """
@@ -72,11 +82,13 @@ def register(
             status=response.status_code,
             ms=round(seconds * 1000, 2),
             bytes_received=request.content_length or 0,
-            bytes_sent=response.content_length or response.calculate_content_length() or 0,
+            bytes_sent=_size(response),
             device=request.environ.get("archipel.device"),
             round_id=g.round_id or None,
             request_id=g.request_id,
         )
+        if entry.device is not None and fetched is not None and OF_NO_ROUND not in request.environ:
+            fetched.add(entry.device, entry.bytes_sent)
         if measured is not None:
             rule = None if request.url_rule is None else request.url_rule.rule
             sizes = (entry.bytes_received, entry.bytes_sent)
@@ -100,3 +112,10 @@ def register(
             # A full disk must not turn an answered request into an error; the health check reports the disk.
             app.logger.warning("requests.log: cannot be written")
         return response
+
+
+def _size(response: Response) -> int:
+    """Bytes of its body; 0 of a stream, which has no length and would be read to its end to find one out."""
+    if response.content_length is not None:
+        return response.content_length
+    return (response.calculate_content_length() or 0) if response.is_sequence else 0

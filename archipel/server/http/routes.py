@@ -35,13 +35,14 @@ MESSAGEPACK = "application/msgpack"
 @dataclass(frozen=True)
 class Call(Generic[B]):
     """One request, as a handler sees it. `body` was decoded from the bytes `raw`; `query` is the struct that the route
-    declares for its query string, or None."""
+    declares for its query string, or None; `key` the idempotency key where it does not come as a header."""
 
     services: Services
     identity: Identity
     body: B
     raw: bytes
     query: Any = None
+    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
                 g.field_problems = undecoded(error)
                 raise refuse(400, f"the body is not a {what}: {error}") from None
             g.request_kind = route.request
-        answer = _answer(route, Call(door.services, identity, body, raw, query), arguments)
+        answer = serve_call(route, Call(door.services, identity, body, raw, query), arguments)
         if isinstance(answer, Response):
             return answer
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
@@ -184,7 +185,7 @@ def _format(kind: Any) -> Any:
     return msgspec.msgpack if is_array else msgspec.json
 
 
-def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:
+def serve_call(route: Route, call: Call[Any], arguments: Mapping[str, str]) -> Any:
     """Call the handler, and once more if another process inserted the same row at the same moment.
 
     Its transaction was rolled back as a whole, and the second time it finds the other's row. A streamed body was

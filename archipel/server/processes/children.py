@@ -23,6 +23,8 @@ def child_environment(settings: Settings) -> dict[str, str]:
     """This process's environment, with everything that a child needs to load equal settings."""
     # Variables that override settings are dropped: `settings.environment()` has the result, with the command line's.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    # glibc would give each of a process's many threads an arena of its own, whose free memory the others cannot use.
+    inherited.setdefault("MALLOC_ARENA_MAX", "2")
     return {**inherited, **settings.environment(), FOLDER: settings.folder, PARENT: str(os.getpid())}
 
 

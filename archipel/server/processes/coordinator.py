@@ -21,6 +21,7 @@ from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
 from archipel.protocol.messages import over_neighbours
 from archipel.protocol.uploads import plan_layout
+from archipel.server.database.server_tables import PersonSession
 from archipel.server.database.tables import (
     BundleRow,
     DeviceSession,
@@ -395,6 +396,7 @@ class Coordinator:
         now = self._services.clock()
         with self._write() as session:
             session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
+            session.execute(delete(PersonSession).where(PersonSession.expires <= now))
             forget_rests(session, now)
             search.forget(session, before=now - self._services.settings.fault_seconds)
             session.execute(delete(UsedNonce).where(UsedNonce.expires <= now))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,20 @@ if TYPE_CHECKING:
     from archipel.server.telemetry.measures import Measures
 
 
+Beside = Callable[[Services], AbstractContextManager[None]]
+
+
+def _alone(services: Services) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def run_coordinator(
-    settings: Settings, *, stop: Stop | None = None, ready: int | None = None, measures: Measures | None = None
+    settings: Settings,
+    *,
+    stop: Stop | None = None,
+    ready: int | None = None,
+    measures: Measures | None = None,
+    beside: Beside = _alone,
 ) -> None:
     """Coordinate until `stop` is set or SIGTERM or SIGINT comes.
 
@@ -36,6 +49,7 @@ def run_coordinator(
         stop: Ends the coordinator when it is set.
         ready: A file descriptor that gets one byte, and is closed, once database and storage can be used.
         measures: Where its work is measured; then it also serves the metrics of all of the server's processes.
+        beside: What else runs in this process meanwhile: of an edge server, its uplink (archipel.edge).
 
     Raises:
         ServerError: Another coordinator works on the data folder, or the database or storage cannot be used.
@@ -51,7 +65,8 @@ def run_coordinator(
             if ready is not None:
                 os.write(ready, b"1")
                 os.close(ready)
-            Coordinator(services, lease).run(stop)
+            with beside(services):
+                Coordinator(services, lease).run(stop)
         if services.tracer is not None:
             services.tracer.close()
         services.database.dispose()
@@ -69,15 +84,15 @@ def _serving(services: Services, lease: Lease) -> AbstractContextManager[None]:
     return serving_metrics(services, lease)
 
 
-def main() -> int:
-    """Entry point of the child process that the supervisor starts."""
+def main(beside: Beside = _alone) -> int:
+    """Entry point of the child process that the supervisor starts; `beside` as of `run_coordinator`."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         end_with_parent(children.parent())
         settings = children.settings_from_environment()
         log_lines.write_log(settings.log_format, logging.INFO)
         measures = children.measures(settings, "coordinator")
-        run_coordinator(settings, ready=int(os.environ[children.READY_FD]), measures=measures)
+        run_coordinator(settings, ready=int(os.environ[children.READY_FD]), measures=measures, beside=beside)
     except ArchipelError as error:
         print(error, file=sys.stderr)
         return 1

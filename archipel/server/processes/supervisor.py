@@ -1,5 +1,4 @@
-"""Runs gunicorn, one coordinator and, of an edge server, its uplink as child processes: starts, watches, restarts and
-stops them together."""
+"""Runs gunicorn and one coordinator as child processes: starts, watches, restarts and stops them together."""
 
 from __future__ import annotations
 
@@ -66,13 +65,13 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
         listener, log = stack.enter_context(_listener(settings)), stack.enter_context(_log_file(settings))
         stack.enter_context(_measured(settings))
         drain = stack.enter_context(_Drain())
-        module = "archipel.server.processes.coordinator_process"
+        # That of an edge server has its uplink beside it.
+        package = "server.processes" if settings.upstream is None else "edge"
+        module = f"archipel.{package}.coordinator_process"
         coordinator = _Child("coordinator", [sys.executable, "-m", module], drain.reader)
         gunicorn = [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"]
         web = _Child("web", gunicorn, drain.reader)
         every = [coordinator, web]
-        if settings.upstream is not None:
-            every.append(_Child("uplink", [sys.executable, "-m", "archipel.edge.uplink_process"], drain.reader))
         try:
             begun = log.tell()
             # The coordinator first: it migrates the database, and web processes refuse an older schema.
@@ -80,9 +79,6 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
             if _wait(web, web.is_ready, settings, begun, stop):
-                for child in every[2:]:
-                    # Not waited for: the upstream server may be away, and this one serves all the same.
-                    child.start(settings, listener, log)
                 announce(f"archipel server on {_address(settings, listener)}")
 
                 def look_after() -> None:

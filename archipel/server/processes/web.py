@@ -84,6 +84,6 @@ def worker_exit(server: Any, worker: Any) -> None:
 
 def application() -> Flask:
     """Called in each web process."""
-    from archipel.server.http.app import create_app
+    from archipel.server.app import create_app
 
     return create_app(settings, measures=children.measures(settings, "web"), draining=children.draining)

@@ -28,7 +28,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().init_process()
 
     def handle_exit(self, sig: Any, frame: Any) -> None:
-        """Called when the process is to end: answers the devices that wait, which would keep it from ending."""
+        """Called when the process is to end: answers the devices that wait, and ends the streams of open pages, all of
+        which would keep it from ending."""
         super().handle_exit(sig, frame)
         # Not here: a signal may come while this thread holds a lock.
         self.method_queue.defer(self._answer_held)
@@ -37,6 +38,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         app = getattr(self, "wsgi", None)
         if app is not None:
             app.extensions["archipel"].held.close()
+            app.extensions["archipel.live"].close()
 
     def enqueue_req(self, conn: Any) -> None:
         """Have a connection's next request served."""

@@ -58,6 +58,7 @@ def store_answer(
         "size": size,
         "body": body,
         "received": services.clock(),
+        "fetched": services.fetched.take(seat.device_id),
     }
     return services.database.together_with(_store, _Given(row, also, services.clock))
 

@@ -252,7 +252,10 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
             ("distributions", bool(request.distributions)),
         ],
         "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
-        "training": [("evaluate_every", request.evaluate_every is not None)],
+        "training": [
+            ("evaluate_every", request.evaluate_every is not None),
+            ("evaluation_noise", request.evaluation_noise.is_private),
+        ],
     }
     allowed = {name for name, _ in given[request.kind]}
     if request.evaluate_every is not None:
@@ -261,6 +264,8 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
         for name, is_set in settings:
             if is_set and name not in allowed:
                 raise ServerError(f"{name}: belongs to tasks of kind {kind}, this one is of kind {request.kind}")
+    if request.evaluation_noise.is_private and request.evaluate_every is None:
+        raise ServerError("evaluation_noise: is for the evaluations that evaluate_every makes; set that too")
     if request.kind == "training" and not manifest.strategy:
         raise ServerError(f"bundle {manifest.name!r} has no strategy, so it cannot be trained by a federation")
 

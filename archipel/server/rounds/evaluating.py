@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -20,6 +21,7 @@ from archipel.bundle import Manifest, decode_manifest
 from archipel.errors import ArchipelError, ServerError
 from archipel.protocol.metrics.measures import measures
 from archipel.protocol.metrics.training_metrics import metric_ranges
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.uploads import upload_program
 from archipel.server.audit import log as audit
@@ -53,6 +55,11 @@ def check_evaluations(request: TaskRequest, manifest: Manifest, *, max_update_by
             "evaluate_every: the devices of an asynchronous task are always at work; leave it out, and evaluate its "
             "versions with tasks of kind evaluation"
         )
+    if request.evaluation_noise.is_private and request.evaluation_noise.noise_multiplier is None:
+        raise ServerError(
+            "evaluation_noise: noise_multiplier is missing, which says how much noise each evaluation has; the "
+            "training's own multiplier then leaves room for all evaluations within its epsilon"
+        )
     number, allowed = request.rounds // request.evaluate_every, manifest.privacy.queries
     if number > allowed:
         raise ServerError(
@@ -83,7 +90,16 @@ def evaluation_request(request: TaskRequest, manifest: Manifest, weights: str | 
         max_examples=request.max_examples,
         eligibility=request.eligibility,
         deadlines=request.deadlines,
+        differential_privacy=_noise_of(request),
     )
+
+
+def _noise_of(request: TaskRequest) -> DifferentialPrivacy:
+    """That of the training's evaluations, which count against the training's own epsilon where they have none."""
+    noise, training = request.evaluation_noise, request.differential_privacy
+    if not noise.is_private or noise.epsilon is not None or training.epsilon is None:
+        return noise
+    return msgspec.structs.replace(noise, epsilon=training.epsilon, delta=training.delta)
 
 
 def evaluate_version(session: Session, current: Round, task: Task, *, settings: Settings, now: float) -> None:

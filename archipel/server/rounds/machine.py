@@ -269,6 +269,8 @@ def advance(
     phase = next_phase(task, rule)
     for each in [current, *(grouping.other_groups(session, current) if rule.waits_for == "check-ins" else [])]:
         each.phase, each.phase_ends = phase, now + deadline(task, phase, each)
+        # A new object: the database does not see what changes within the old one.
+        each.phases = {**(each.phases or {}), phase: now}
     return Transition(round_id, phase)
 
 
@@ -343,7 +345,7 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
         end_rests(session, each.round_id, task)
     task.rounds_committed += 1
     task.failed_rounds = 0
-    if task.rounds_committed >= request_of(task).rounds:
+    if task.upstream is None and task.rounds_committed >= request_of(task).rounds:
         task.state = "completed"
         task.ended = now
     let_go(session, task)

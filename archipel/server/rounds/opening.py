@@ -264,6 +264,7 @@ def begin(
                     number=plan.number,
                     phase=phase,
                     phase_ends=now + of_round.get(phase, deadline(task, phase)),
+                    phases={phase: now},
                     reason="",
                     plan=encode(sealed),
                     plan_digest=plan_digest(sealed),

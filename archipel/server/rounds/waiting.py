@@ -16,6 +16,7 @@ from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, round_down
 from archipel.server.rounds import buffers
 from archipel.server.rounds.candidates import (
+    count_candidates,
     fewest,
     have_given,
     in_last_sums,
@@ -26,6 +27,7 @@ from archipel.server.rounds.candidates import (
 )
 from archipel.server.rounds.machine import RULES, count, count_seatable
 from archipel.server.rounds.refusals import told_reasons
+from archipel.server.rounds.sites.opening import wanted
 
 MOST = 1000
 """How many devices are looked at, at most."""
@@ -55,6 +57,8 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     # The round of a buffered task stays open although no device works for it; then the task waits all the same.
     if phases and (phases != {"buffering"} or buffers.at_work(session, task, now)):
         return ""
+    if task.upstream is not None and wanted(session, task, now) is None:
+        return "waits for a round of the upstream server"
     if is_evaluated(session, task):
         return f"waits for the evaluation of version {task.rounds_committed}"
     if queries.is_query(task):
@@ -101,6 +105,21 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
         reasons.append(f"{_number(separated, 'device')} rest: they were in a sum less than {separation} sums ago")
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
+
+
+def shown_waiting(
+    session: Session, task: Task, *, operates: bool, now: float, window: float, smallest: int
+) -> tuple[int | None, str]:
+    """How many devices the task may take now, and what it waits for, as far as a reader may know.
+
+    Whoever may not ask for the numbers by another expression (`operates`: they may) is not told by this one either.
+    The number is rounded down where it depends on attributes. Arguments as of `waiting_for`.
+    """
+    counted = count_candidates(session, task, now=now, window=window)
+    reasons = waiting_for(session, task, counted, now=now, window=window, smallest=smallest)
+    if not hides(task.eligibility, smallest):
+        return counted, reasons
+    return (round_down(counted, smallest), reasons) if operates else (None, "")
 
 
 def under_way(session: Session, task: Task, *, now: float, window: float, smallest: int = 1) -> str:

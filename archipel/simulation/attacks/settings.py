@@ -24,6 +24,9 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         strength: of an attack over updates; None: its default.
 
     Raises SimulationError for a name that there is not, and for attackers without an attack.
+
+    Example:
+        Attack(name="sign-flip", share=0.2)
     """
 
     name: str = ""

@@ -20,6 +20,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ones.
 
     Raises SimulationError.
+
+    Example:
+        Evaluation(hold_out=0.2, every=5)
     """
 
     hold_out: float = 0.2

@@ -28,6 +28,9 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             at 1 or below slow devices have no mean.
 
     Raises SimulationError unless one of the pairs is there, with positive numbers.
+
+    Example:
+        Spread(median=2.5e5, sigma=1.0)
     """
 
     median: float | None = None
@@ -61,6 +64,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         seconds_per_step: of training, one batch a step.
         down, up: bytes per second.
         windows: from when to when it is there, in seconds from the beginning of each period; none: always.
+
+    Example:
+        Device(seconds_per_step=0.1, down=1e6, up=2.5e5)
     """
 
     seconds_per_step: float
@@ -155,6 +161,9 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             above the maximum.
         deadlines: seconds by phase. A phase without one waits for all devices that have not vanished; one with a
             deadline does not learn who has vanished.
+
+    Example:
+        Pacing(mode="asynchronous", goal=10, concurrency=30)
     """
 
     mode: Mode = "semi-synchronous"

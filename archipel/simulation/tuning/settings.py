@@ -16,7 +16,11 @@ Value = float | int | str | bool
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Numbers from `low` to `high`: whole ones where both are whole and neither is written with a point; evenly, or
-    with `log` evenly on a logarithmic scale. Raises SimulationError."""
+    with `log` evenly on a logarithmic scale. Raises SimulationError.
+
+    Example:
+        Range(low=0.01, high=1.0, log=True)
+    """
 
     low: int | float
     high: int | float
@@ -50,6 +54,9 @@ class TuneSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         reduction: of so many trials that came to a rung, one goes on to the next one, which is as many times as far.
 
     Raises SimulationError.
+
+    Example:
+        TuneSettings(ranges={"lr": Range(low=0.01, high=1.0, log=True)}, trials=10)
     """
 
     ranges: dict[str, Range | list[Value]]

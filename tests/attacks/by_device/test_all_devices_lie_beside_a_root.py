@@ -37,6 +37,7 @@ def made(world: World, lie: np.ndarray, *, rule: str = "fltrust") -> np.ndarray:
 @pytest.mark.parametrize(
     "lie", [-WAY, -LARGE * WAY, LARGE * (ASIDE - 0.01 * WAY)], ids=["flipped", "flipped and long", "just away"]
 )
+@pytest.mark.sampled(every=2)
 def test_a_lie_that_points_away_from_the_trusted_update_moves_nothing(world: World, lie: np.ndarray) -> None:
     np.testing.assert_array_equal(made(world, lie), np.zeros(8))
 

@@ -66,6 +66,7 @@ def test_a_device_that_leaves_every_round_ends_few(world: World, devices: list[D
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["as late as it may", "never"])
+@pytest.mark.sampled(every=2)
 def test_a_device_that_lets_the_others_wait_does_not_lengthen_it(
     world: World, devices: list[Device], answers: bool
 ) -> None:

@@ -157,6 +157,7 @@ OTHERS = sum(HONEST)
         (63 - OTHERS, None),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(every=2)
 def test_a_masked_vector_beyond_its_bounds(begin: Begin, world: World, row: np.ndarray, reason: str | None) -> None:
     shown = run_secure(world, begin("secure", compress="rotation"), [row, *HONEST])
     assert shown["phase"] == ("failed" if reason else "committed")

@@ -36,7 +36,7 @@ def pushed(digits: Digits, mine: np.ndarray, others: np.ndarray) -> np.ndarray:
     return attack
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_step_far_beyond_the_usual_is_scaled_down_and_told(world: World, bundle: Bundle) -> None:
     digits = Digits(bundle, world)
     task = world.create_task(rounds=4, **TASK)

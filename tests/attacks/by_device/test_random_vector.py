@@ -23,7 +23,7 @@ from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_found_and_the_task_goes_on(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=30, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(9)
@@ -41,6 +41,7 @@ def test_it_is_found_and_the_task_goes_on(world: World) -> None:  # noqa: F811
         assert len(members) == 4
 
 
+@pytest.mark.sampled(every=2)
 def test_where_every_device_is_needed_it_cannot_be_found_and_the_task_says_so(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=3, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(4)

@@ -37,6 +37,7 @@ def shown(world: World, device: Device) -> dict[str, Any]:  # noqa: F811
     return world.operator("GET", f"/v1/devices/{device.id}")[1]
 
 
+@pytest.mark.sampled(every=2)
 def test_whoever_reveals_wrong_shares_is_set_aside(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=4, cohort=6, min_cohort=4, threshold=4)
     devices = world.add_devices(7)

@@ -102,6 +102,7 @@ def test_a_training_of_its_own_with_the_root_s_bundle(tmp_path: Path, monkeypatc
         attacked(world, "a training of the server's own")
 
 
+@pytest.mark.sampled(every=2)
 def test_the_same_round_of_the_root_a_second_time(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         devices = [world.device(number) for number in (1, 2)]

@@ -13,7 +13,7 @@ import secrets
 import pytest
 
 from archipel.protocol import messages
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from tests.support.devices import Device
 from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,

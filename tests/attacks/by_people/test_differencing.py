@@ -145,6 +145,7 @@ def test_an_operator_may_not_ask(fleet: Federation) -> None:
         fleet.operator = operator
 
 
+@pytest.mark.sampled(every=2)
 def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
     """Four devices are in the sum, but only two have examples: what is released would tell of these."""
     agents = fleet.agents[:2] + [

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from werkzeug.test import Client
 
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from tests.server.http.matrix import MATRIX
 from tests.server.http.test_permissions import concrete
 from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
@@ -71,6 +71,7 @@ def test_the_page_on_the_list_reads_what_devices_use(client: Client) -> None:
 
 
 @pytest.mark.parametrize("origin", OTHERS)
+@pytest.mark.sampled(every=3)
 def test_pages_that_are_not_on_the_list_read_nothing(client: Client, origin: str) -> None:
     for line in MATRIX:
         assert reads(client, origin, line.method, concrete(line.path)) == [], line.route

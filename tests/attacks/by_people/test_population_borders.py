@@ -96,6 +96,7 @@ def long_ago(federation: Federation, task_id: str) -> None:  # noqa: F811
         task.ended -= AFTER_SECONDS
 
 
+@pytest.mark.sampled(every=2)
 def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
     outsiders = {
         "operator": person(shared.federation, THEIRS),
@@ -156,6 +157,7 @@ def test_nobody_begins_something_with_what_is_not_theirs(shared: Borders) -> Non
     assert outsider.ask("POST", f"/v1/bundles?population={OURS}", shared.federation.bundle_file.read_bytes())[0] == 403
 
 
+@pytest.mark.sampled(every=2)
 def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle_to_both(borders: Borders) -> None:
     outsider = person(borders.federation, THEIRS)
     data = borders.federation.bundle_file.read_bytes()
@@ -178,6 +180,7 @@ def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle
     assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 404
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_reads_no_longer_what_an_ended_task_left(borders: Borders) -> None:
     first = borders.federation.operator.tasks.get(borders.task.task_id)
     long_ago(borders.federation, first.task_id)

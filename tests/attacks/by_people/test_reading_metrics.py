@@ -18,7 +18,7 @@ import pytest
 import urllib3
 
 from archipel.errors import ServerError
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.settings import load_settings
 from tests.support.fixtures.server import bundle_file, data_folder, empty_database, keys, world  # noqa: F401
 from tests.support.scraping import FlushedRegistry, free_port, samples_of, scrape
@@ -58,6 +58,7 @@ def test_the_devices_port_does_not_show_them_and_pages_cannot_read_them(server: 
     assert server.stop() == 0
 
 
+@pytest.mark.sampled(every=2)
 def test_with_a_token_only_who_has_it(server: Server) -> None:
     port = free_port()
     server.start(metrics_port=str(port), metrics_token_sha256=HASH)

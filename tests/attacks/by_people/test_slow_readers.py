@@ -52,7 +52,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     (page / "large.bin").write_bytes(bytes(MEBIBYTES << 20))
     (tmp_path / "served.py").write_text(
         "from pathlib import Path\n"
-        "from archipel.server.http.app import create_app\n"
+        "from archipel.server.app import create_app\n"
         "from archipel.server.processes.web import settings\n"
         f"def application():\n    return create_app(settings, demo_page=Path({str(page)!r}))\n"
     )
@@ -130,6 +130,7 @@ def seconds_of_an_operator(world: World, port: int) -> float:  # noqa: F811
     return time.monotonic() - begun
 
 
+@pytest.mark.sampled(every=2)
 def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     port = serve(world.settings)
     with ExitStack() as stack:
@@ -140,6 +141,7 @@ def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, 
         assert seconds_of_an_operator(world, port) < 1.0
 
 
+@pytest.mark.sampled(every=2)
 def test_slow_readers_of_the_description_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     """Where the demo is off: the one large answer for strangers."""
     port = serve(msgspec.structs.replace(world.settings, demo=False))

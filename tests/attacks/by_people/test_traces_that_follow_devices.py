@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from archipel import tracing
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.server.rounds.test_plain_rounds import update
@@ -38,6 +39,7 @@ def test_a_sender_cannot_reach_the_trace_of_another_round() -> None:
     assert own.span != root.span
 
 
+@pytest.mark.sampled(every=2)
 def test_two_rounds_of_the_same_devices_share_nothing(world: World) -> None:  # noqa: F811
     """Neither ids of traces and spans, nor anything that names a device."""
     with receiving() as spans:

@@ -49,7 +49,7 @@ def layout() -> Layout:
     return Layout((port,))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> None:
     of, modulus = layout(), 20
@@ -118,7 +118,7 @@ def test_the_best_test_of_an_evaluation_is_no_better_than_the_noise_allows(multi
     assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.7) - 1 - 4 * math.sqrt(1 / TRIALS)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_all_rounds_together_tell_no_more_than_correlated_noise_allows() -> None:
     """A device comes to the rounds 0 and 3 of five, each time with the longest update. The attacker reads all sums, and
     undoes the correlation: the best test there is for what C x + z shows."""

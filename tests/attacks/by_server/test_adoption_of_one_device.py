@@ -112,6 +112,7 @@ def test_a_guess_is_right_three_times_in_four_however_often_it_is_asked(tmp_path
     assert abs(right / DEVICES - 0.75) < 5 * (0.75 * 0.25 / DEVICES) ** 0.5
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_that_has_not_decided_adds_nothing(registry: Registry, answers: list[int]) -> None:
     agents = [registry.federation.agent(0, allow_plain=True), registry.device(1, count_adoption=False)]
     answers += [1]

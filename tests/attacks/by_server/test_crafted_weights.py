@@ -212,7 +212,7 @@ FROM_THE_BUNDLE: dict[Attack, str] = {
 }
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("attack", FROM_THE_BUNDLE, ids=lambda attack: attack.__name__)
 def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack: Attack) -> None:
     """It has seen no weights but those that its publisher signed, and reads the log from its start."""

@@ -70,6 +70,7 @@ def test_a_device_takes_part_with_enough_noise(world: NeighbourWorld) -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.sampled(every=3)
 def test_a_device_that_was_killed_draws_no_second_noise(world: NeighbourWorld, event: str) -> None:
     begin = world.server.begin
     world.server.begin = lambda: begin(noise=ENOUGH)  # type: ignore[method-assign]

@@ -134,6 +134,7 @@ def gaps(each: Watched, offers: list[list[Offer]]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
+@pytest.mark.sampled(every=2)
 def test_the_time_of_the_next_request_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installing a version takes a while, which is spent on one device and not on the other."""
     install = RunningModels.install

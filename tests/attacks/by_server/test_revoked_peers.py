@@ -163,6 +163,7 @@ def test_a_real_servers_full_list_stays_as_it_is(federation: Federation, monkeyp
     assert seen[2] == listed(3, agents[0].device_id, agents[1].device_id)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federation) -> None:  # noqa: F811
     agents = [federation.agent(number) for number in range(4)]
     operator = person(federation, "pupils")

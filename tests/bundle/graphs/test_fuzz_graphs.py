@@ -64,6 +64,7 @@ def test_what_was_found_before(path: Path) -> None:
 @given(st.binary(max_size=200))
 @example(b"")
 @settings(max_examples=400)
+@pytest.mark.sampled(every=2)
 def test_any_bytes(data: bytes) -> None:
     inspect(data)
 

@@ -16,6 +16,7 @@ from tests.support.commands import Command, Linear
 QUICK = ["--seconds", "0.05", "--processes", "1"]
 
 
+@pytest.mark.sampled(every=2)
 def test_everything_as_json(linear: Linear, archipel: Command) -> None:
     out, err = archipel("bench", *linear.arguments, *QUICK, "--batch", "3", "--threads", "1,2", "--train", "--json")
     result = json.loads(out)

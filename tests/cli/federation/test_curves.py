@@ -57,13 +57,23 @@ def trained(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wor
         yield world, task["task_id"]
 
 
-def test_watch_has_a_line_for_each_round_and_evaluation(archipel: Command, trained: tuple[World, str]) -> None:
-    shown = archipel("task", "watch", trained[1])[0].splitlines()
-    assert shown == [
-        "round 1: training accuracy 0.5, training loss 2 (beyond its range), 2 of 3 clipped, 4.2 s",
-        "round 2: training accuracy 1, training loss 1, 0 of 3 clipped, 4.2 s",
-        "version 2: evaluation accuracy 0.75, evaluation loss 0.5",
-        "completed: 2 of 2 rounds, 0 devices waiting",
+def test_watch_says_of_each_round_how_it_went_and_where_the_model_is(
+    archipel: Command, trained: tuple[World, str]
+) -> None:
+    world, task = trained
+    shown = archipel("task", "watch", task)[0].splitlines()
+    rounds = [re.sub(r"[0-9.]+ k?B up and [0-9.]+ k?B down", "BYTES", line) for line in shown]
+    model = world.task(task)["model"]
+    size = len(world.operator("GET", f"/v1/blobs/{model}")[1])
+    assert rounds == [
+        "digits: training over pupils, plain, 2 of 2 rounds, completed",
+        "round 1: committed in 4.2 s, 3 of 3 devices in the sum, BYTES, "
+        "training accuracy 0.5, training loss 2 (beyond its range), 2 clipped",
+        "round 2: committed in 4.2 s, 3 of 3 devices in the sum, BYTES, "
+        "training accuracy 1, training loss 1, 0 clipped",
+        "  version 2: evaluation accuracy 0.75, evaluation loss 0.5",
+        "completed: 2 of 2 rounds in 2 s",
+        f"model: weights {model[:12]} of round 2, {size} B: archipel task download {task} FILE",
     ]
 
 

@@ -54,6 +54,20 @@ def test_weights_of_a_task_and_of_a_version(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["task.safetensors", "version.safetensors"]
 
 
+def test_weights_after_each_round(
+    archipel: Command, trained: tuple[str, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    task, expected = trained
+    folder = tmp_path / "versions"
+    file = folder / "round-1.safetensors"
+    assert archipel("task", "download", task, str(folder), "--rounds")[0] == f"{file}: {file.stat().st_size} bytes\n"
+    same(file, expected)
+    before = file.stat().st_mtime_ns
+    assert archipel("task", "download", task, str(folder), "--rounds")[0] == ""
+    assert [path.name for path in folder.iterdir()] == ["round-1.safetensors"]
+    assert file.stat().st_mtime_ns == before
+
+
 def test_a_version_that_is_a_bundle_as_it_is(
     archipel: Command,
     reached: World,  # noqa: F811

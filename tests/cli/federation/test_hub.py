@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from torch import nn
 
 from archipel import bundle as b
@@ -46,6 +47,7 @@ def test_the_newest_version_that_fits(archipel: Command, served: Path) -> None: 
     assert "version 1 of digits" in archipel(*pull, str(served / "last.bundle"))[0]
 
 
+@pytest.mark.sampled(every=2)
 def test_the_time_of_a_prediction(archipel: Command, served: Path) -> None:  # noqa: F811
     key = b.load_private_key(served / "publisher.key")
     (served / "own.pub").write_text(key.public_key().public_bytes_raw().hex())

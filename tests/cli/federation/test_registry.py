@@ -157,6 +157,7 @@ def test_a_rollout_that_is_completed(archipel: Command, digits: Path) -> None:
         (ROLLOUT + "patience = 3\n", "gate: unknown field 'patience'; there are: metric, range, "),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_a_wrong_rollout_file(archipel: Command, digits: Path, text: str, said: str) -> None:
     (digits / "rollout.toml").write_text(text)
     assert said in archipel("rollout", "create", str(digits / "rollout.toml"), code=1)[1]

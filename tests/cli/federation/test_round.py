@@ -143,7 +143,8 @@ def test_who_spoils_rounds_is_shown_set_aside_and_released(archipel: Command, re
     shown = archipel("round", "show", first["round_id"])[0]
     assert "spoiled     by one of its devices or several, which cannot be seen from one round" in shown
     out, _ = archipel("task", "watch", task["task_id"], "--timeout", "0.2", code=1)
-    assert "running: 0 of 40 rounds, 1 spoiled since" in out
+    assert "round 1: spoiled after 0.0 s: aggregation: " in out
+    assert "1 rounds spoiled since the last good one: " in out
     assert "4 devices that were in spoiled ones are mixed with others" in out
     assert "1 of the last 1 secure rounds were spoiled" in archipel("population", "show", "pupils")[0]
     one = archipel("population", "show-device", spoiler.id)[0]

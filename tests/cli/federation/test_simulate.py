@@ -43,6 +43,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "federation.toml"
 
 
+@pytest.mark.sampled(every=2)
 def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: Path) -> None:
     out, _ = archipel(
         "simulate", str(file), "--parquet", str(tmp_path / "r.parquet"), "--plot", str(tmp_path / "r.svg")
@@ -87,6 +88,7 @@ def test_what_a_run_came_to_is_told_though_the_disk_has_no_room_for_a_plot(
     assert not plot.exists()
 
 
+@pytest.mark.sampled(every=2)
 def test_secure_rounds_and_what_noise_costs_are_told(archipel: Command, file: Path) -> None:
     noise = "differential_privacy={mechanism = 'central', noise_multiplier = 1.0, delta = 1e-4}"
     out, _ = archipel(

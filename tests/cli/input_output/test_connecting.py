@@ -119,6 +119,7 @@ TOKEN = ("--server-key", "server.key.pub", "--publisher-key", "server.key.pub", 
         ({"--count": "0"}, 2, "--count"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_enrolment_tokens_that_would_be_none(
     archipel: Command,
     served: Path,  # noqa: F811

@@ -123,6 +123,7 @@ def test_list_shows_every_part_and_field(archipel: Command) -> None:
     assert re.search(r"^    batch_size +32 +int$", blocks["fine_tune"], re.M)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_target(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.onnx"
     arguments = ["compress", str(blobs / "m.onnx"), "-o", str(small), "--calibration", str(blobs / "x.npy"),

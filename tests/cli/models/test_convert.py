@@ -190,6 +190,7 @@ def test_a_source_that_is_no_model(archipel: Command, folder: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.sampled(every=2)
 def test_inputs_and_sizes_are_fixed_and_loops_limited(archipel: Command, folder: Path) -> None:
     onnx.save(voice_activity(), folder / "m.onnx")
     _, error = call(archipel, folder, "--loss", "mse", code=1)

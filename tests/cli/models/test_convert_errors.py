@@ -231,6 +231,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("wrong", CONVERT)
+@pytest.mark.sampled(every=3)
 def test_convert(wrong: str, archipel: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     given = wrong.split(" ")

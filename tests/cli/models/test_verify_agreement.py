@@ -58,6 +58,7 @@ def verify(archipel: Command, made: Path) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.sampled(every=2)
 def test_agreement_is_a_check(verify: Callable[..., Any], made: Path) -> None:
     out, _ = verify("good", "--data", str(made / "data.npz"))
     assert "ok       agreement: predict gives " in out

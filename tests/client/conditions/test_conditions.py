@@ -99,6 +99,7 @@ MALFORMED = [b"", b"garbage", b"99999999999999999999", b"1" * 5000, b"\n\n5\n5"]
         *((file, content) for file in MACHINE if not file.endswith(ANY_TEXT) for content in MALFORMED),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_a_malformed_file_is_a_reason(tree: Tree, file: str, content: bytes) -> None:
     conditions = Conditions(probes(tree({**MACHINE, file: content})))
     reason = conditions.why_not()

@@ -215,6 +215,7 @@ LIES: dict[str, Callable[[Pieces], Pieces | bytes]] = {
 # The test server leaves a file to the collector where a client hangs up on its answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lie", LIES)
+@pytest.mark.sampled(every=3)
 def test_lies_cost_a_download_and_no_more(agent: Agent, cache: Cache, keep: Callable[[bytes], str], lie: str) -> None:
     cache.weights(keep(b.write_weights(model(0))), PieceDownload(agent._session, cache.index), LIMIT)
     second = b.write_weights(model(1))
@@ -286,7 +287,7 @@ def test_strictly_decoded() -> None:
             decode("pieces", wrong, Pieces)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_fetches_the_bundles_tensors_once(federation: Federation, versions: list[str]) -> None:
     """The first round's weights are those of its bundle."""
     data = {"input": np.zeros((4, 64), np.float32), "label": np.zeros(4, np.int64)}

@@ -165,6 +165,7 @@ def test_a_damaged_book_answers_no_query(book: QueryBook, tmp_path: Path, data: 
     assert (tmp_path / FILE).read_bytes() == data
 
 
+@pytest.mark.sampled(every=2)
 def test_it_is_written_before_the_confirmation_leaves(
     federation: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_sealing_is_that_of_the_specification(tmp_path: Path) -> None:
         AESGCM(derived).decrypt(nonce[12:], sealed, b"state/n.sealed")
 
 
+@pytest.mark.sampled(every=2)
 def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Federation) -> None:
     """The state counts steps: 4.0 in its file; an update of a plain round waits to be sent beside the journal."""
     seen: list[bytes] = []
@@ -105,6 +106,7 @@ def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Federation) -
         assert four not in data
 
 
+@pytest.mark.sampled(every=2)
 def test_a_damaged_state_is_a_refusal_that_names_the_file(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)

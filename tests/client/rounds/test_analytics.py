@@ -93,6 +93,7 @@ def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Federation) -> Non
         assert len("".join(bar[2:])) == pytest.approx(40 * count / counts.max(), abs=0.5)
 
 
+@pytest.mark.sampled(every=2)
 def test_such_a_bundle_cannot_be_trained(usage: Federation) -> None:
     with pytest.raises(RefusedError, match="no strategy, so it cannot be trained"):
         usage.task()

@@ -45,7 +45,7 @@ def changes(federation: Federation, number: int, plan: RoundPlan, start: np.ndar
     return Runtime(bundle).local_round(local_data(number), seed=seed, parameters={"w": start}).arrays["dw"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_of_agents_that_add_noise(noisy: Federation) -> None:
     agents = [noisy.agent(number) for number in range(4)]
     task = noisy.task(rounds=2, differential_privacy=NOISE, cohort=4, min_cohort=3, threshold=3)
@@ -107,6 +107,7 @@ def test_the_owner_sees_what_the_noise_of_devices_costs_an_example_and_limits_it
     noisy.operator.tasks.cancel(more.task_id)
 
 
+@pytest.mark.sampled(every=2)
 def test_agents_of_plain_rounds_add_all_of_the_noise(noisy: Federation) -> None:
     noisy.bundle_file = make_bundle(
         noisy.folder / "plain", noisy.publisher_key, weighting="uniform", noise_multiplier=3.0, modes=("plain",),

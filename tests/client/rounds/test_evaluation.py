@@ -112,6 +112,7 @@ def test_devices_count_themselves_in_bins(fleet: tuple[Federation, list[Agent]],
     assert abs(found.mean.value - np.mean(values)) <= (found.mean.error or 0)
 
 
+@pytest.mark.sampled(every=2)
 def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Federation, list[Agent]], network: nn.Module) -> None:
     with torch.no_grad():
         means = [

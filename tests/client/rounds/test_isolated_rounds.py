@@ -100,6 +100,7 @@ print(json.dumps([events[-1], "onnxruntime" in sys.modules, children]))
     assert json.loads(found[0]) == ["committed", False, []]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation: Federation) -> None:
     agent = federation.agent(0, isolated=True, max_step_seconds=0.000_001)
     others = [federation.agent(number) for number in (1, 2, 3)]
@@ -112,7 +113,7 @@ def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation:
     assert agent.run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_child_that_dies_costs_the_round_and_nothing_else(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

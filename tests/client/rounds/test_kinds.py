@@ -39,6 +39,7 @@ def trained(federation: Federation, digest: str, agent: Agent, number: int) -> d
     return runtime.local_round(federation.data(number), seed=round_seed(agent.config.folder, digest)).arrays
 
 
+@pytest.mark.sampled(every=2)
 def test_a_plain_round_is_the_mean_in_floating_point(plain: Federation) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(**PLAIN, cohort=3)
@@ -89,7 +90,7 @@ def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Fede
     assert all(entry.result != "refused" for agent in agents for entry in agent.rounds)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_secure_groups_take_turns(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(6)]
     task = federation.task(mode="asynchronous", cohort=3, threshold=3, concurrency=6, rounds=4)

@@ -87,7 +87,7 @@ def expected() -> dict[str, float]:
     return {"training loss": loss, "training accuracy": accuracy}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: Federation) -> None:
     task, results = train(federation, rounds=2)
     first, second = results
@@ -126,6 +126,7 @@ def test_the_clip_follows_counts_with_noise(federation: Federation) -> None:
     assert spent.epsilon == pytest.approx(spent_epsilon(events, 1e-5), rel=1e-9)
 
 
+@pytest.mark.sampled(every=2)
 def test_clipped_updates_are_counted_and_clamped_losses_told(federation: Federation) -> None:
     """With the clip that the task sets, in plain rounds, and a range below the loss of each device."""
     task, [result] = train(

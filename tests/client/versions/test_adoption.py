@@ -28,7 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="child processes with
 
 
 @pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=linux)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) -> None:
     agent = registry.device(isolated=isolated)
     with pytest.raises(ClientError, match="runs no version of it; it runs: none"):
@@ -58,6 +58,7 @@ def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) 
         assert again.model(MODEL).state.a.version == 1  # to return to
 
 
+@pytest.mark.sampled(every=2)
 def test_weights_of_a_task_and_what_is_personal(registry: Registry) -> None:
     """A round moves the personal offset of each device; the next version of the model goes on with it."""
     agents = [registry.device(number) for number in range(3)]
@@ -84,6 +85,7 @@ def test_weights_of_a_task_and_what_is_personal(registry: Registry) -> None:
         assert b"personal" not in learned
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(2)]
     agents[1].run_once()
@@ -124,6 +126,7 @@ def test_a_worse_version_is_kept_out_and_tried_again(registry: Registry) -> None
     assert agent.models == {MODEL: 1, "another": 1}
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
@@ -323,6 +326,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "said"), WRONG)
+@pytest.mark.sampled(every=2)
 def test_what_is_not_fit_to_run_is_kept_out(registry: Registry, wrong: dict[str, Any], said: str) -> None:
     agent = registry.device()
     agent.run_once()

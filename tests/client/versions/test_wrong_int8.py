@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from onnx import numpy_helper, parser
 
 from archipel.bundle import PrivacyPolicy, pack
@@ -67,6 +68,7 @@ def _devices(federation: Federation, count: int) -> list[Agent]:
     return agents
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_keeps_the_running_version(federation: Federation) -> None:
     _add(federation, 1.0, promote=True)
     [agent] = _devices(federation, 1)
@@ -78,6 +80,7 @@ def test_a_device_keeps_the_running_version(federation: Federation) -> None:
     assert "worse by more than 0.05" in str(kept["reason"])
 
 
+@pytest.mark.sampled(every=2)
 def test_a_gate_refuses_it(federation: Federation) -> None:
     _add(federation, 1.0, promote=True)
     agents = _devices(federation, 2)

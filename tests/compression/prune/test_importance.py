@@ -46,7 +46,7 @@ PRODUCERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_taylor_against_pytorch(model: Model, module: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = data
     found = taylor(

@@ -112,6 +112,7 @@ def compare(model: Model, feed: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", ["opt_mnist", "cifar10_cnn_winml", "ultraface_rfb_320"])
+@pytest.mark.sampled(every=2)
 def test_models_from_elsewhere(name: str) -> None:
     if not DATA.is_dir():
         if os.environ.get("CI") == "true":

@@ -90,6 +90,7 @@ def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Apply
 
 
 @pytest.mark.parametrize(("least", "most", "type_"), [(0.0, 6.0, "uint8"), (-1.0, 1.0, "int8"), (-1.0, 6.0, "uint8")])
+@pytest.mark.sampled(every=2)
 def test_steps_stay_within_a_clip(apply: Apply, tmp_path: Path, least: float, most: float, type_: str) -> None:
     """Steps that training would lengthen beyond it; a runtime then drops the Clip."""
     torch.manual_seed(0)

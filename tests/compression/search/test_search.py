@@ -69,6 +69,7 @@ def test_points_are_what_their_folders_hold(digits: Digits, found: SearchResult)
     assert found.original.accuracy == pytest.approx(accuracy(digits.folder / "model.onnx", digits.validation))
 
 
+@pytest.mark.sampled(every=2)
 def test_best_and_fronts(found: SearchResult) -> None:
     original = found.original.accuracy or 0
     meeting = [p for p in found.points if p.metrics.nbytes < 20_000 and p.metrics.accuracy >= original - 0.05 - 1e-9]
@@ -142,6 +143,7 @@ def test_killed_and_resumed_it_tries_the_same(digits: Digits, found: SearchResul
     assert not list((tmp_path / "work").glob("running-*"))
 
 
+@pytest.mark.sampled(every=2)
 def test_progress_can_stop_it(digits: Digits, tmp_path: Path) -> None:
     seen: list[SearchProgress] = []
 

@@ -102,6 +102,7 @@ def test_adapters_of_transformers_train_as_in_pytorch(make: Make, name: str) -> 
         assert set(np.flatnonzero(rows)) == set(fields["tokens"].flat)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_federated_round_moves_adapters_only(make: Make) -> None:
     network, (fields, labels) = NETWORKS["transformer"](), examples("transformer")
     loss = losses.cross_entropy(axis=-1)

@@ -34,6 +34,7 @@ BODY, HEAD = {"body.weight", "body.bias", "norm.weight", "norm.bias"}, {"head.we
 STATISTICS = {"norm.running_mean", "norm.running_var"}
 
 
+@pytest.mark.sampled(every=2)
 def test_parts_hold_the_other_tensors_still(make: Make) -> None:
     bundle = make("fedrep", strategy_options={"personal": "head.*", "personal_epochs": 7}, epochs=2)
     assert bundle.manifest.schedule == (
@@ -65,6 +66,7 @@ def test_copies_have_statistics_and_optimizer_state_of_their_own(make: Make) -> 
     assert "parameter in" not in roles(bundle, "refresh")
 
 
+@pytest.mark.sampled(every=2)
 def test_a_second_part_counts_its_own_steps(make: Make, module: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
     """Adam begins anew for the personal copy: as a new torch.optim.Adam, whatever came before in the round."""
     x, y = data
@@ -90,6 +92,7 @@ def test_a_second_part_counts_its_own_steps(make: Make, module: nn.Module, data:
     ("strategy", "options", "moved"),
     [("fedrep", {"personal": "head.*"}, HEAD), ("ditto", {}, {f"own/{name}" for name in BODY | HEAD | STATISTICS})],
 )
+@pytest.mark.sampled(every=2)
 def test_learning_without_rounds_moves_what_is_personal(
     make: Make, data: tuple[np.ndarray, np.ndarray], strategy: str, options: dict, moved: set[str]
 ) -> None:

@@ -144,6 +144,7 @@ def lenet() -> Model:
     ],
     ids=["ResNet-8", "MobileNetV2"],
 )
+@pytest.mark.sampled(every=2)
 def test_a_backbone_with_a_head_that_is_trained(make: Callable[[], nn.Module], width: int) -> None:
     module = make().eval()
     for layer in module.modules():  # statistics that say something

@@ -100,6 +100,7 @@ class Attention(nn.Module):
         return mixed
 
 
+@pytest.mark.sampled(every=2)
 def test_a_file_of_a_fixed_batch_there_and_back(tmp_path: Path) -> None:
     """Exported for two examples, trained with sixteen. The factor of the attention, a constant, is not trained."""
     torch.manual_seed(0)

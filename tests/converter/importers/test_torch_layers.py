@@ -11,6 +11,7 @@ from archipel.training.cloud import TorchModule
 
 
 @pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.sampled(every=2)
 def test_attention_without_heads(masked: bool) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -30,6 +31,7 @@ def test_attention_without_heads(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.sampled(every=2)
 def test_bags_of_one_size(mode: str) -> None:
     class Bags(nn.Module):
         def __init__(self) -> None:

@@ -188,6 +188,7 @@ def test_a_csv_becomes_a_record_file(tmp_path: Path) -> None:
         assert np.array_equal(made.take(np.arange(99))[name], read.take(np.arange(99))[name])
 
 
+@pytest.mark.sampled(every=2)
 def test_no_thread_of_pyarrow_outlives_a_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lets go of a Python function while the process ends aborts it, in one command of a hundred."""
     (tmp_path / "any.csv").write_text("a,b\n1,2\n3\n")

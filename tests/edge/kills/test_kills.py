@@ -46,6 +46,7 @@ def run(world: EdgeWorld, who: Who, kill: int) -> int:
             # The edge and its devices learn of it.
             world.until(lambda: over() and all(row.state in ("counted", "given_up") for row in world.rows()))
             world.until(lambda: over() and all(entry.step == "closed" for agent in devices for entry in agent.rounds))
+            world.until(lambda: over() and all(each.state == "completed" for each in world.edge_operator.tasks.list()))
         points = {name: victim.stop() for name, victim in victims.items()}
     finally:
         for victim in victims.values():
@@ -99,7 +100,7 @@ def test_how_many_points_there_are(tmp_path: Path, who: Who) -> None:
         for kill in range(1, points)
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_kill_at_any_point(tmp_path: Path, who: Who, kill: int) -> None:
     with open_edge_world(tmp_path, coordinates=False) as world:
         run(world, who, kill)

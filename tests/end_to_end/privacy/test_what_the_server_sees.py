@@ -189,7 +189,7 @@ def traces(data: bytes, haystack: bytes) -> int:
     return sum(piece in haystack for piece in telling)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_everything_was_on_disk_that_should_be(seen: Seen) -> None:
     names = set(seen.files)
     assert {"archipel.db", "requests.log", "server.toml", "server.key"} <= names

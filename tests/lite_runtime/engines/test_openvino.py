@@ -78,7 +78,7 @@ def data(name: str, count: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 @needs_openvino
 @pytest.mark.parametrize("name", ["digits", "text"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_predicts_and_learns_as_onnx_runtime_does(load: Loads, name: str) -> None:
     x, y = data(name)
     expected, found = load(name, "cpu"), load(name, "openvino")
@@ -97,6 +97,7 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Loads, name: str) -> 
 
 
 @needs_openvino
+@pytest.mark.sampled(every=2)
 def test_an_interrupted_fit_ends_bit_for_bit_where_an_uninterrupted_one_ends(load: Loads, tmp_path: Path) -> None:
     x, y = data("digits")
     options: dict[str, Any] = {"epochs": 2, "batch_size": 12, "seed": 1, "checkpoint_every": 0.0}
@@ -173,6 +174,7 @@ def test_labels_that_the_model_does_not_have_change_nothing(load: Loads, label: 
 
 
 @needs_openvino
+@pytest.mark.sampled(every=2)
 def test_it_works_in_a_confined_process(load: Loads) -> None:
     x, y = data("digits")
     expected = load("digits", "openvino").fit(x, y, epochs=2, batch_size=12).losses
@@ -251,6 +253,7 @@ def test_no_examples_are_a_clear_error(load: Loads) -> None:
 
 @needs_openvino
 @pytest.mark.parametrize("fastest", ["openvino", "cpu"])
+@pytest.mark.sampled(every=2)
 def test_the_fastest_is_found_by_measurement_and_remembered(
     load: Loads, monkeypatch: pytest.MonkeyPatch, fastest: str
 ) -> None:

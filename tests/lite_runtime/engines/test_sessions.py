@@ -118,6 +118,7 @@ print(anonymous() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux how memory is used")
 @pytest.mark.parametrize(("name", "least", "most"), [("gather", -1, 4), ("matmul", 30, 38)])
+@pytest.mark.sampled(every=2)
 def test_weights_are_mapped_and_packed_ones_copied_once(
     big: Path, key: Ed25519PrivateKey, name: str, least: float, most: float
 ) -> None:

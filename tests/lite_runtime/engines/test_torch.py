@@ -228,6 +228,7 @@ def test_in_a_confined_process(load: Load) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
+@pytest.mark.sampled(every=2)
 def test_every_kind_of_program(tmp_path: Path, strategy: str) -> None:
     """A frozen backbone's features, `begin` and `finish` with state, mixed with an int8 form that `refresh` makes."""
     torch.manual_seed(0)

@@ -382,6 +382,7 @@ def test_the_limit_is_for_the_model_and_not_for_the_data(
         np.testing.assert_array_equal(runtime.predict(x), [x[-1]])
 
 
+@pytest.mark.sampled(every=2)
 def test_a_graph_that_takes_forever_is_stopped(make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]) -> None:
     with load_isolated(one_program(make_bundle, r, LONG), trusted, seconds=1.0) as runtime:
         np.testing.assert_array_equal(runtime.predict(N(5)), [5.0])

@@ -79,6 +79,7 @@ def used_by(pid: int) -> float:
     )
 
 
+@pytest.mark.sampled(every=2)
 def test_one_operator_without_end_is_stopped(operator: Path, trusted: list[bytes]) -> None:
     with load_isolated(operator, trusted, cpu_seconds=1.0) as runtime:
         np.testing.assert_array_equal(runtime.predict(N(3))[:, 2], [2, 1, 0])  # by score

@@ -152,6 +152,7 @@ def test_a_helper_that_dies_with_a_request_is_replaced(load: Open, starter: Star
     np.testing.assert_array_equal(found, [X @ W])
 
 
+@pytest.mark.sampled(every=2)
 def test_a_child_goes_on_without_its_helper(load: Open, starter: Starter) -> None:
     with load() as runtime:
         runtime.predict(X)
@@ -182,6 +183,7 @@ forking.main()
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", DIES], ids=["before it serves", "before it answers"])
+@pytest.mark.sampled(every=2)
 def test_where_no_helper_lives_the_child_is_a_new_python(
     folder: Path, trusted: list[bytes], monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
@@ -206,6 +208,7 @@ def named(argument: str) -> list[int]:
     return found
 
 
+@pytest.mark.sampled(every=2)
 def test_it_ends_when_it_is_not_needed(folder: Path, trusted: list[bytes]) -> None:
     starter = Starter(0.3)
     with load_isolated(folder, trusted, starter=starter) as runtime:

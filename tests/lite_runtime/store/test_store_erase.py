@@ -219,6 +219,7 @@ def kill_at_every_step(template: Path, work: Path, action: str) -> list[str]:
 
 
 @pytest.mark.parametrize("action", ["erase", "destroy"])
+@pytest.mark.sampled(every=2)
 def test_killed_while_erasing_it_is_whole_or_erased(tmp_path: Path, action: str) -> None:
     template = tmp_path / "template"
     store = make(template)

@@ -70,6 +70,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [8 * K * 2, 8 * K + 13, 7])
+@pytest.mark.sampled(every=2)
 def test_same_result_in_fewer_calls(rt: Runtime, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     assert find_repeated(rt.bundle, "train") == "train.several"
     x, y = data(count)
@@ -90,6 +91,7 @@ def test_same_result_in_fewer_calls(rt: Runtime, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("bad", [2, K])
+@pytest.mark.sampled(every=2)
 def test_a_loss_that_is_not_finite_loses_one_step(rt: Runtime, bad: int) -> None:
     """Within a group, and in the step after one: the step before the bad one is not trusted, all others are kept."""
     x, y = data(8 * K * 2)

@@ -51,6 +51,7 @@ def test_the_sum_of_a_cohort_from_which_some_leave_at_every_step(server: str) ->
     assert (run.total != plain_sum(sums)).mean() > 0.5
 
 
+@pytest.mark.sampled(every=2)
 def test_any_cohort_graph_and_leaving_gives_the_exact_sum_or_none() -> None:
     sums, ends = 0, 0
 

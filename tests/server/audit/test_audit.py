@@ -45,6 +45,7 @@ def busy(world: World) -> World:
     return world
 
 
+@pytest.mark.sampled(every=2)
 def test_what_happened_is_in_it_in_order(busy: World) -> None:
     entries = log(busy)
     assert [each.action for each in entries] == [

@@ -10,9 +10,9 @@ from sqlalchemy import text
 from archipel.bundle import generate_key
 from archipel.protocol import messages
 from archipel.protocol.operator.access import AuditEntry
+from archipel.server.app import create_app
 from archipel.server.audit.chain import verify
 from archipel.server.audit.tally import MOST_SOURCES, Tally
-from archipel.server.http.app import create_app
 from tests.support.world import World
 
 KINDS = ("access.refused", "limit.hit", "session.open")

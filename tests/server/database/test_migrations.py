@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import column, inspect, select, table, update
@@ -63,6 +64,7 @@ def take_back(world: World, old: Path) -> list[str]:
     return tables
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_under_way_is_finished_after_the_upgrade(world: World, tmp_path: Path) -> None:
     task = world.create_task(rounds=2, cohort=4)
     devices = world.add_devices(4)

@@ -9,7 +9,7 @@ import pytest
 
 from archipel.bundle import generate_key, read_weights
 from archipel.protocol import identity, messages
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from tests.server.rounds.test_buffered_rounds import asynchronous, seats
 from tests.server.rounds.test_plain_rounds import mean, parameters, same, update
 from tests.support.devices import Device

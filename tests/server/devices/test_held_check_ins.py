@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from archipel.protocol.messages import CheckIn, CheckInResponse, LeaveRequest
+from archipel.server.app import create_app
 from archipel.server.database.fault_tables import Quarantine
 from archipel.server.devices.held_check_ins import HeldCheckIns
 from archipel.server.http.api.check_ins import AT_ONCE
-from archipel.server.http.app import create_app
 from tests.support.devices import POPULATION, Device
 from tests.support.world import World
 
@@ -152,6 +152,7 @@ def test_no_more_than_there_are_places_for_and_one_of_each_device(world: World) 
     assert ask(devices[0])[1] < LONG / 2
 
 
+@pytest.mark.sampled(every=2)
 def test_a_held_check_in_is_no_work(world: World) -> None:
     """It leaves its place to others, and its time is not in the log."""
     kept = HeldCheckIns(world.services.database, most=1, working=1)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archipel.protocol.messages import CheckIn, CheckInResponse, LeaveRequest
+from archipel.server.app import create_app
 from archipel.server.database.tables import CheckInRow
 from archipel.server.devices.pace import (
     BUSY_SECONDS,
@@ -19,7 +20,6 @@ from archipel.server.devices.pace import (
     quick_seconds,
     retry_seconds,
 )
-from archipel.server.http.app import create_app
 from archipel.server.services import Services
 from tests.support.devices import POPULATION, Device
 from tests.support.world import World
@@ -107,6 +107,7 @@ def test_another_population_is_left_alone(world: World) -> None:
     assert pace.retry_after(world.clock.now, "teachers") == pace.retry_after(world.clock.now) == 2.0
 
 
+@pytest.mark.sampled(every=2)
 def test_many_that_come_at_once_are_counted_at_once(world: World) -> None:
     """A crowd that was not there when devices were last counted gets quick answers for a second, not for ten."""
     world.create_task(cohort=3)

@@ -76,6 +76,7 @@ def ids(devices: Sequence[Device]) -> list[str]:
     return sorted(device.id for device in devices)
 
 
+@pytest.mark.sampled(every=2)
 def test_devices_that_were_never_asked_come_first(world: World) -> None:
     devices = world.add_devices(8)
     first, _ = ask(world, devices[:4])
@@ -87,6 +88,7 @@ def test_devices_that_were_never_asked_come_first(world: World) -> None:
     assert (third["phase"], third["survivors"]) == ("committed", ids(devices))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_set_is_asked_again_only_when_it_is_whole(world: World) -> None:
     devices = world.add_devices(5)
     assert ask(world, devices)[0]["phase"] == "committed"
@@ -127,6 +129,7 @@ def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: World) -> None
     assert found["result"]["contributors"] == 4
 
 
+@pytest.mark.sampled(every=2)
 def test_the_population_is_asked_so_many_times(world: World) -> None:
     devices = world.add_devices(3)
     for _ in range(6):
@@ -163,6 +166,7 @@ def test_with_the_default_policy_thirty_devices_are_asked(
     assert (shown["threshold"], shown["min_contributors"]) == (21, 20)
 
 
+@pytest.mark.sampled(every=2)
 def test_small_cells_of_another_bundle_are_no_obstacle(
     world: World, bundle_maker: Callable[..., Path], keys: Keys, tmp_path: Path
 ) -> None:
@@ -211,6 +215,7 @@ def test_no_combination_of_sums_tells_of_fewer_than_a_cell() -> None:
             assert told.count(value) >= 3
 
 
+@pytest.mark.sampled(every=2)
 def test_a_new_cell_needs_contributors_and_not_only_devices(world: World) -> None:
     """Five with examples, then these and four more of which one has any: the difference would be that one's."""
     devices = world.add_devices(9)
@@ -247,6 +252,7 @@ def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contribut
     assert (failed["result"], failed["weight_sum"]) == (None, None)
 
 
+@pytest.mark.sampled(every=2)
 def test_what_is_left_of_a_divided_cell_needs_contributors_too(world: World) -> None:
     devices = world.add_devices(7)
     first, _ = ask(world, devices, empty=devices[:2])

@@ -112,6 +112,7 @@ def search(
     return found
 
 
+@pytest.mark.sampled(every=2)
 def test_where_rounds_are_spoiled_by_nobody_hardly_anybody_is_accused() -> None:
     searches = [search(Random(seed), 12, 4, {}, by_chance=0.4, rounds=60) for seed in range(150)]
     # 0.05 of 150 is 7.5; the bound holds for searches of any length.

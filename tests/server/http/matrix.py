@@ -21,6 +21,8 @@ GET  /                                                              yes    yes  
 GET  /api/                                                          yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /docs/                                                         yes    yes    yes    yes    yes    yes    yes
+GET  /docs/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
 GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes
 GET  /readyz                                                        yes    yes    yes    yes    yes    yes    yes
 GET  /v1/health                                                     yes    yes    yes    yes    yes    yes    yes
@@ -34,6 +36,7 @@ POST /v1/sessions                                                   yes    yes  
 POST /v1/check-ins                                                  -      yes    -      -      -      -      -
 
 GET  /v1/rounds/<id:round_id>                                       -      member yes    yes    yes    yes    hidden
+GET  /v1/rounds/<id:round_id>/task                                    -      member -      -      -      -      -
 POST /v1/rounds/<id:round_id>/leave                                 -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/advertisement                         -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/cohort                                -      member -      -      -      -      -
@@ -59,6 +62,7 @@ GET  /v1/rounds/<id:round_id>/question                              -      membe
 PUT  /v1/rounds/<id:round_id>/inclusions                            -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/inclusions                            -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/answer                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/log                                     -      -      -      -      -      yes    -
 GET  /v1/rounds/<id:round_id>/participants                          -      -      yes    yes    yes    yes    hidden
 
 POST /v1/bundles                                                    -      -      yes    -      -      yes    yes
@@ -83,6 +87,7 @@ GET  /v1/tasks                                                      -      -    
 GET  /v1/tasks/<id:task_id>                                         -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/rounds                                  -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/metrics                                 -      -      yes    yes    yes    yes    hidden
+GET  /v1/tasks/<id:task_id>/progress                                -      -      yes    yes    yes    yes    hidden
 POST /v1/tasks/<id:task_id>/cancel                                  -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/pause                                   -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/resume                                  -      -      yes    yes    -      yes    hidden

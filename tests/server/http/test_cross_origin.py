@@ -12,7 +12,7 @@ import pytest
 from werkzeug.test import Client
 
 from archipel.server import load_settings
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from tests.support.world import World
 
 PAGE = "https://app.example"

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
+from archipel.server.app import create_app
 from archipel.server.http import pages
-from archipel.server.http.app import create_app
 from archipel.server.http.request_limits import DOWNLOADS_OF_ONE_ADDRESS
 from archipel.server.settings import DEMO_DOWNLOADS
 from tests.support.world import World
@@ -55,6 +55,7 @@ def client(world: World, folder: Path) -> Iterator[FlaskClient]:
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.sampled(every=3)
 def test_every_file_with_its_type_and_its_headers(client: FlaskClient, name: str) -> None:
     data, kind = FILES[name]
     with client.get(f"/demo/{name}") as response:
@@ -124,6 +125,7 @@ def test_a_compressed_file_stands_for_itself(client: FlaskClient, folder: Path) 
         "model/../index.html", "INDEX.HTML",
     ],
 )  # fmt: skip
+@pytest.mark.sampled(every=3)
 def test_nothing_but_the_files_of_the_folder(client: FlaskClient, name: str) -> None:
     with client.get(f"/demo/{name}", follow_redirects=True) as response:
         assert b"for nobody" not in response.get_data()
@@ -193,9 +195,10 @@ def test_the_front_page_says_what_is_here(client: FlaskClient, folder: Path) -> 
         assert response.headers["Content-Security-Policy"] == pages.CONTENT_SECURITY_POLICY
         return re.findall(r'href="([^"]+)"', response.text)
 
-    assert links() == ["/api/", "/v1/openapi.json", "/v1/health", "/demo/"]
+    assert links() == ["/dashboard/", "/api/", "/v1/openapi.json", "/v1/health", "/demo/"]
     for link in links():
-        with client.get(link) as response:
+        # The dashboard's first page leads to its login.
+        with client.get(link, follow_redirects=True) as response:
             assert response.status_code == 200
     (folder / "index.html").unlink()
-    assert links() == ["/api/", "/v1/openapi.json", "/v1/health"]
+    assert links() == ["/dashboard/", "/api/", "/v1/openapi.json", "/v1/health"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.lease import Lease
 from tests.support.world import World
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from werkzeug.test import Client, TestResponse
 
 from archipel.protocol import messages
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.http.request_limits import RequestLimits, Slots, TokenBuckets, address_source
 from archipel.server.http.routes import Route
 from archipel.server.settings import load_settings

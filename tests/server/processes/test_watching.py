@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,7 +41,7 @@ def task(operator: OperatorClient, bundle_maker: Callable[..., Path], data_folde
     return operator.tasks.create(request).task_id
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: DataFolder, task: str) -> None:
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     watch = subprocess.Popen(
@@ -50,10 +53,11 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
     )
     assert watch.stdout is not None
     assert watch.stderr is not None
-    assert watch.stdout.readline().startswith("running: 0 of 1 rounds")
+    assert watch.stdout.readline() == "t: training over pupils, secure, 0 of 1 rounds\n"
+    assert watch.stdout.readline() == "waits: no device is enrolled in population 'pupils'\n"
     server.stop()
     lost = watch.stderr.readline()
-    assert lost.startswith(f"{server.url}: no answer to GET /v1/tasks/{task} (")
+    assert lost.startswith(f"{server.url}: no answer to GET /v1/tasks/{task}/progress?rounds=10 (")
     assert lost.endswith("; trying again\n")
     server.start(int(server.url.rpartition(":")[2]))
     assert watch.stderr.readline() == "the server is back\n"
@@ -77,3 +81,29 @@ def test_an_outage_is_not_waited_for_for_ever(
     with pytest.raises(UnreachableError):
         operator.tasks.wait(task)
     assert seen == [True]
+
+
+@pytest.mark.sampled(every=2)
+def test_ctrl_c_leaves_the_task_running(
+    server: Server, operator: OperatorClient, data_folder: DataFolder, task: str
+) -> None:
+    """In a terminal, which has a line that says how it stands."""
+    terminal, theirs = pty.openpty()
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "archipel", "task", "watch", task, "--server", server.url],
+        stdout=subprocess.PIPE, stderr=theirs, text=True, env={**os.environ, "ARCHIPEL_TOKEN": data_folder[1]},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while b"0 of 1 rounds; no device is enrolled" not in shown:
+        shown += os.read(terminal, 4096)
+    watch.send_signal(signal.SIGINT)
+    out, _ = watch.communicate(timeout=20)
+    with suppress(OSError):  # Linux says at the end that nobody has the other side open
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert watch.returncode == 130
+    assert f"the task goes on; `archipel task watch {task}` shows it again".encode() in shown
+    assert out.splitlines()[0] == "t: training over pupils, secure, 0 of 1 rounds"
+    assert operator.tasks.get(task).state == "running"

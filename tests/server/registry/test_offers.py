@@ -89,6 +89,7 @@ def test_devices_of_the_stage_are_offered_the_new_version_and_the_others_the_old
 
 
 @pytest.mark.parametrize("way", ["gate", "abort", "model rollback", "too late"])
+@pytest.mark.sampled(every=3)
 def test_after_a_rollback_the_stage_is_offered_the_old_version_again(world: World, fleet: Fleet, way: str) -> None:
     rollout = fleet.begin(stages=STAGES)
     inside, outside = fleet.enrol(rollout, 3, 1)
@@ -235,7 +236,7 @@ def test_an_offer_costs_a_polling_device_no_query(world: World, statements: list
 
 def test_another_web_process_knows_at_once(world: World, fleet: Fleet) -> None:
     """Nothing is kept for some seconds: what was rolled back is offered by nobody any more."""
-    from archipel.server.http.app import create_app
+    from archipel.server.app import create_app
 
     other = create_app(world.settings, clock=world.clock)
     first = world.app

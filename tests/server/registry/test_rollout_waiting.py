@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from archipel.protocol.moments import moment
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from tests.server.registry.test_rollouts import control
 from tests.server.registry.test_stage_devices import SIX, soak
 from tests.server.rounds.test_leaving import leave

@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 from archipel.bundle import read_weights
 from archipel.protocol.operator.access import AuditEntry
+from archipel.server.app import create_app
 from archipel.server.audit.chain import verify
 from archipel.server.database.tables import WeightsEntry
-from archipel.server.http.app import create_app
 from archipel.server.settings import load_settings
 from archipel.server.storage.backup import back_up, restore
 from archipel.server.storage.blob_rows import record_blob
@@ -28,6 +28,7 @@ def server_settings() -> Mapping[str, object]:
     return {"keep_versions": 1, "keep_days": 10.0}
 
 
+@pytest.mark.sampled(every=2)
 def test_a_deleted_version_says_so_everywhere(world: World) -> None:
     task = train(world, 3)
     weights = weights_of(world, task)
@@ -150,6 +151,7 @@ def test_a_long_backup_renews_its_hold(world: World, monkeypatch: pytest.MonkeyP
     assert list(storage.keys("backups")) == []
 
 
+@pytest.mark.sampled(every=2)
 def test_a_backup_of_any_moment_can_be_restored(world: World, tmp_path: Path) -> None:
     """Before a deletion, between it and the removal of the files, and after that."""
     weights = weights_of(world, train(world, 2))
@@ -172,6 +174,7 @@ def test_a_backup_of_any_moment_can_be_restored(world: World, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("days", [0.0, 2.0], ids=["the file is still there", "the file is gone"])
+@pytest.mark.sampled(every=2)
 def test_the_same_bytes_may_come_again(world: World, days: float) -> None:
     task = train(world, 2)
     old = weights_of(world, task)[0]

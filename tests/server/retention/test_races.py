@@ -57,6 +57,7 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, answers
 
 
+@pytest.mark.sampled(every=2)
 def test_a_promotion_that_comes_during_a_deletion_is_refused(world: World, versions: list[str]) -> None:
     paused = Paused(world)
     pruning, gone = in_thread(lambda: delete_unneeded(world.services, paused.write, RULE, actor="test"))
@@ -73,6 +74,7 @@ def test_a_promotion_that_comes_during_a_deletion_is_refused(world: World, versi
     assert deleted(world, versions) == [False, True, True, False]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_deletion_that_comes_during_a_promotion_leaves_the_version(world: World, versions: list[str]) -> None:
     paused = Paused(world)
 

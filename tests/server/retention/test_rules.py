@@ -178,6 +178,7 @@ class TestOnlyOneModel:
         assert deleted(world, weights) == [False, True, True, False]
 
 
+@pytest.mark.sampled(every=2)
 def test_states_go_with_the_weights_of_their_version(world: World, tmp_path: Path) -> None:
     file = make_bundle(tmp_path, world.keys.publisher, name="adam", strategy="fedadam", weighting="examples")
     status, answer = world.operator("POST", "/v1/bundles", file.read_bytes())

@@ -83,6 +83,7 @@ def test_rounds_take_back_noise_of_earlier_ones(noisy: World) -> None:
     assert noisy.stored("updates") == {}
 
 
+@pytest.mark.sampled(every=2)
 def test_the_account_is_that_of_devices_that_come_as_often_as_they_may(noisy: World) -> None:
     settings = correlated(3.0, separation=3, coefficients=[8, 4])
     task = noisy.create_task(differential_privacy=settings, rounds=5, cohort=3)["task_id"]
@@ -221,6 +222,7 @@ def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> N
     assert noisy.stored("updates") == {}
 
 
+@pytest.mark.sampled(every=2)
 def test_a_kill_leaves_no_noise_that_is_not_needed(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after a round was paid for, and before the oldest noise was deleted."""
     noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)
@@ -243,6 +245,7 @@ def test_a_kill_leaves_no_noise_that_is_not_needed(noisy: World, monkeypatch: py
     assert {name.rpartition(".")[2] for name in noisy.stored("updates")} == {row.noise for row in rows(noisy)[-2:]}
 
 
+@pytest.mark.sampled(every=2)
 def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it would be 62 times as large as the model with 32 coefficients."""
     noisy.create_task(differential_privacy=correlated(coefficients=[8, 7, 6, 5, 4, 3]), rounds=6, cohort=3)

@@ -86,6 +86,7 @@ def sensitivity(steps: int) -> float:
     return math.sqrt(steps**2 + ENTRIES / 4 + math.sqrt(2 * 0.5) * (steps + math.sqrt(ENTRIES) / 2))
 
 
+@pytest.mark.sampled(every=2)
 def test_the_new_model_is_the_mean_with_the_noise_of_all_devices(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=distributed(0.05), rounds=5, **COHORT)
     devices = noisy.add_devices(6)

@@ -99,6 +99,7 @@ def waits(world: World, devices: list[Device]) -> float:
     return float(devices[0].status().phase_ends - world.clock.now)
 
 
+@pytest.mark.sampled(every=2)
 def test_rounds_wait_for_a_multiple_of_what_devices_took(world: World) -> None:
     task = plain(world)
     devices = world.add_devices(5)
@@ -115,6 +116,7 @@ def test_rounds_wait_for_a_multiple_of_what_devices_took(world: World) -> None:
     assert [round_["deadlines"] for round_ in world.rounds(task["task_id"])] == [{}, {}, {}, {"updating": 24.0}]
 
 
+@pytest.mark.sampled(every=2)
 def test_the_plan_is_valid_until_its_deadlines_are_over(world: World) -> None:
     plain(world)
     devices = world.add_devices(5)
@@ -128,6 +130,7 @@ def test_the_plan_is_valid_until_its_deadlines_are_over(world: World) -> None:
     assert plan.not_after >= world.clock.now + 680
 
 
+@pytest.mark.sampled(every=2)
 def test_a_deadline_that_the_task_gives_is_kept(world: World) -> None:
     plain(world, deadlines={"updating": 100.0})
     devices = world.add_devices(5)

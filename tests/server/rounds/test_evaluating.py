@@ -91,6 +91,7 @@ def test_an_evaluation_that_cannot_begin_or_fails_stops_no_training(world: World
 
 
 @pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.sampled(every=2)
 def test_cancelling_a_training_cancels_its_evaluation(world: World, begun: bool) -> None:
     task = world.create_task(rounds=3, evaluate_every=1, **PLAIN)
     devices = world.add_devices(3)

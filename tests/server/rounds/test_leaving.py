@@ -88,6 +88,7 @@ def test_a_plain_round_ends_at_once_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", ["sharing", "complaining", "masking", "confirming", "unmasking"])
+@pytest.mark.sampled(every=3)
 def test_who_has_sent_something_may_leave_too(world: World, phase: str) -> None:
     """What it has sent counts; the phases after it do not wait for it, and no reason of its own is noted."""
     task = world.create_task(cohort=4, min_cohort=3, threshold=3)
@@ -150,6 +151,7 @@ def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> N
     assert devices[1].check_in() is not None
 
 
+@pytest.mark.sampled(every=2)
 def test_who_is_not_in_the_round(world: World) -> None:
     world.create_task(cohort=4)
     *devices, stranger = world.add_devices(5)
@@ -160,6 +162,7 @@ def test_who_is_not_in_the_round(world: World) -> None:
     assert world.operator("POST", f"{devices[0].round}/leave", {})[0] == 403
 
 
+@pytest.mark.sampled(every=2)
 def test_a_plain_round(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=4)
     devices = world.add_devices(4)
@@ -175,6 +178,7 @@ def test_a_plain_round(world: World) -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.sampled(every=2)
 def test_a_buffered_round_waits_for_nobody(world: World, ended: bool) -> None:
     """There a seat is given back when its time is over: else it would be given to the same device again and again."""
     world.create_task(privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=6, rounds=3)
@@ -216,6 +220,7 @@ def test_a_buffered_round_counts_them_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"reason":"I am ill"}', b'{"reason":7}', b'{"why":"cohort"}', b"", b"[]"])
+@pytest.mark.sampled(every=3)
 def test_a_reason_is_one_of_the_list(world: World, body: bytes) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)

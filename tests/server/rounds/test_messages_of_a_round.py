@@ -67,6 +67,7 @@ def test_who_is_in_a_round_is_told_to_ask_more_often(world: World, fleet: list[D
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.sampled(every=3)
 def test_a_message_again_is_acknowledged_and_another_one_refused(world: World, fleet: list[Device], phase: str) -> None:
     recorder = Recorder(fleet)
     world.run_to(phase, fleet)
@@ -97,6 +98,7 @@ def test_a_message_again_is_acknowledged_and_another_one_refused(world: World, f
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.sampled(every=3)
 def test_too_early(world: World, fleet: list[Device], phase: str) -> None:
     world.run_to(phase, fleet)
     device = fleet[0]
@@ -121,6 +123,7 @@ def test_too_early(world: World, fleet: list[Device], phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
+@pytest.mark.sampled(every=3)
 def test_a_device_that_dropped_out_can_do_nothing_more(world: World, fleet: list[Device], phase: str) -> None:
     recorder = Recorder(fleet)
     world.run_to(phase, fleet)
@@ -157,6 +160,7 @@ def test_a_finished_round_is_gone_with_its_reason(world: World, fleet: list[Devi
         assert device.call("GET", f"{device.round}/{name}")[0] == 410
 
 
+@pytest.mark.sampled(every=2)
 def test_the_checks_of_an_upload(world: World, fleet: list[Device]) -> None:
     world.run_to("masking", fleet)
     device = fleet[0]
@@ -274,6 +278,7 @@ def test_a_confirmation_of_other_survivors(world: World, fleet: list[Device]) ->
     assert device.call("PUT", f"{device.round}/confirmation", request)[0] == 200
 
 
+@pytest.mark.sampled(every=2)
 def test_unmasking_shares_that_were_not_asked_for(world: World, fleet: list[Device]) -> None:
     world.run_to("masking", fleet)
     for device in fleet[:3]:

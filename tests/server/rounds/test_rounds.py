@@ -60,6 +60,7 @@ def test_aggregating_ends_only_by_work_or_by_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
+@pytest.mark.sampled(every=3)
 def test_at_the_deadline_with_enough_the_round_goes_on(world: World, phase: str) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)

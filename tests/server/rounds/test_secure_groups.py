@@ -112,6 +112,7 @@ def test_a_group_that_fails_is_left_out_and_the_others_wait_for_it(world: World)
         assert all(row.ended is not None for row in session.query(Round))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_with_fewer_groups_than_its_rule_needs_fails_once_and_is_repeated(world: World) -> None:
     task = grouped(world)
     devices = world.add_devices(9)
@@ -132,6 +133,7 @@ def test_a_round_with_fewer_groups_than_its_rule_needs_fails_once_and_is_repeate
     same(parameters(world, task), medians(updates, groups))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_spoiled_group_is_left_out(world: World) -> None:
     """Nobody knows which device of the group it was, and no search begins; the others' sums count."""
     task = grouped(world, rule="mean", tolerated=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings

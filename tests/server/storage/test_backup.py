@@ -12,7 +12,7 @@ import pytest
 
 from archipel.bundle import load_public_key
 from archipel.errors import ServerError
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
@@ -106,6 +106,7 @@ def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
     assert [path.name for path in tmp_path.iterdir()] == ["backup"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_relative_target_is_below_the_working_directory(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

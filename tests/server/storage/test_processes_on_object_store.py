@@ -74,6 +74,7 @@ def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
         assert not path.is_file() or secret not in path.read_bytes()
 
 
+@pytest.mark.sampled(every=2)
 def test_a_store_that_cannot_be_used_is_said_in_one_line(
     server: Server,  # noqa: F811
     on_bucket: TestBucket,

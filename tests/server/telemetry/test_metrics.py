@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from archipel import __version__
 from archipel.operator import OperatorClient
+from archipel.server.app import create_app
 from archipel.server.database.fault_tables import Quarantine
 from archipel.server.database.tables import Device as DeviceRow
-from archipel.server.http.app import create_app
 from archipel.server.processes import figures
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
@@ -185,6 +185,7 @@ def test_many_populations_are_added_up(world: World, monkeypatch: pytest.MonkeyP
     assert figures._at_most(counts) == {("b", "away"): 3, ("c", "away"): 2, (figures.OTHERS, "away"): 2}
 
 
+@pytest.mark.sampled(every=2)
 def test_the_account_of_privacy_is_shown(world: World, tmp_path: Path) -> None:
     equal_weights(world, tmp_path)
     task = world.create_task(cohort=3, rounds=5, differential_privacy=central(1.0, epsilon=50.0))
@@ -229,6 +230,7 @@ def server(data_folder: DataFolder) -> Iterator[Server]:
         made.stop(signal.SIGKILL)
 
 
+@pytest.mark.sampled(every=2)
 def test_one_address_shows_all_processes_and_a_killed_one_loses_nothing(
     server: Server, data_folder: DataFolder
 ) -> None:

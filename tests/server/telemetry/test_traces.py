@@ -13,7 +13,7 @@ import pytest
 
 from archipel import tracing
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.server.rounds.test_plain_rounds import update
@@ -126,6 +126,7 @@ def test_the_server_sends_its_part(world: World) -> None:
     assert not any(device.id.encode() in body for device in devices for body in spans.bodies)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_span_is_lost_where_nobody_receives_it_and_nothing_waits(caplog: pytest.LogCaptureFixture) -> None:
     tracer = tracing.Tracer("http://127.0.0.1:9", "archipel-server")
     began = time.monotonic()

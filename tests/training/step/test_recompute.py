@@ -61,6 +61,7 @@ def test_the_same_steps_with_dropout_and_statistics_of_the_batch(steps: tuple[Mo
         np.testing.assert_allclose(small[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.sampled(every=2)
 def test_less_is_alive(steps: tuple[Model, Model]) -> None:
     assert alive(steps[1]) < 0.6 * alive(steps[0])
 
@@ -113,6 +114,7 @@ print(high() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.sampled(every=2)
 def test_a_process_takes_less(steps: tuple[Model, Model], tmp_path: Path) -> None:
     peaks = []
     for step in steps:

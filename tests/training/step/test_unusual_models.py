@@ -182,6 +182,7 @@ class Named(nn.Module):
         return x
 
 
+@pytest.mark.sampled(every=2)
 def test_names_with_odd_characters() -> None:
     follow(Named(), rows(6, 5, 5), optimizers.adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01))
     model = Model.from_torch(Named(), torch.zeros(2, 5))
@@ -198,6 +199,7 @@ DOUBLES: dict[str, tuple[losses.Loss, Callable[..., torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", DOUBLES)
+@pytest.mark.sampled(every=2)
 def test_models_in_double_precision(name: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.Tanh()).double()
@@ -209,6 +211,7 @@ def test_models_in_double_precision(name: str) -> None:
            ours, theirs, 1e-9)  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 def test_batches_of_one() -> None:
     torch.manual_seed(0)
     follow(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), rows(1, 5, 3), *sgd(momentum=0.9))

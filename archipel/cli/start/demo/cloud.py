@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, Lineage, PrivacyPolicy, pack
+from archipel.bundle import Aggregators, Bundle, Lineage, PrivacyPolicy, pack
 from archipel.cli.start.demo.results import EpochRow
 from archipel.compression import StaticInt8, write_recipe
 from archipel.converter import Compression, Signing, Training, convert
@@ -22,6 +22,8 @@ from archipel.training.cloud import Epoch, TrainConfig, random_shift
 from archipel.training.cloud import train as train_network
 
 MIN_COHORT = 10
+MIN_SITE_COHORT = 5
+"""Of one edge server's devices; with those that may work with it, at least 7 of 8."""
 THRESHOLD = 0.67  # above two thirds, as the paper asks against an active server (section 6.2)
 CLIP = 1.0
 RANGE = 0.5
@@ -70,7 +72,13 @@ def train(
 
 
 def publish(
-    model: Model, digits: DigitsByWriter, split: WriterSplit, key: Ed25519PrivateKey, folder: Path, accuracy: float
+    model: Model,
+    digits: DigitsByWriter,
+    split: WriterSplit,
+    key: Ed25519PrivateKey,
+    folder: Path,
+    accuracy: float,
+    largest_site: int | None = None,
 ) -> Published:
     """Quantize `predict`, make the programs, sign the bundle.
 
@@ -80,8 +88,15 @@ def publish(
         key: the publisher's private key.
         folder: a folder for the files.
         accuracy: on the validation writers, from 0 to 1; it goes into the lineage.
+        largest_site: how many devices an edge server may have; None: there are no edge servers.
     """
-    policy = PrivacyPolicy(modes=("secure",), min_cohort=MIN_COHORT, threshold=THRESHOLD, max_clip=CLIP, max_bits=BITS)
+    policy = PrivacyPolicy(
+        modes=("secure",), min_cohort=MIN_SITE_COHORT if largest_site else MIN_COHORT, threshold=THRESHOLD,
+        max_clip=CLIP, max_bits=BITS,
+        aggregators=None
+        if largest_site is None
+        else Aggregators(min_site_cohort=MIN_SITE_COHORT, max_site_cohort=largest_site),
+    )  # fmt: skip
     name = model.inputs[0].name
     staff = digits.of(split.cloud_train)
     # Every k-th digit, so that the ranges come from many writers.

@@ -16,6 +16,7 @@ from archipel.datasets import DigitsByWriter
 from archipel.datasets.splits import seeded_order
 from archipel.operator import TaskRequest
 from archipel.protocol.operator.tasks import RoundInfo
+from archipel.protocol.sealed import encode
 
 POPULATION = "pupils"
 VANISH_PER_ROUND = 2
@@ -41,7 +42,7 @@ class Federation(LocalFederation):
 
     def mint(self) -> bytes:
         """A new one-time enrolment token, as the file that a device's owner gets."""
-        return mint(self.layout, POPULATION)
+        return encode(mint(self.layout, POPULATION))
 
     def create_task(self, bundle: Path, *, rounds: int, threshold: int, min_cohort: int, lr: float) -> str:
         """Upload the bundle and start the task; every device is assigned to every round. Returns the task's id."""
@@ -62,6 +63,10 @@ class Federation(LocalFederation):
             )
         )
         return task.task_id
+
+    def with_devices(self, info: RoundInfo) -> RoundInfo:
+        """The round with its devices as members."""
+        return info
 
     def rows(self, digits: DigitsByWriter, writers: Sequence[int], rounds: list[RoundInfo]) -> list[DeviceRow]:
         """One row of the report for each device; it has the digits of the writer at its place in `writers`."""
@@ -102,11 +107,22 @@ def examples_of(digits: DigitsByWriter, writers: Sequence[int], field: str) -> d
     return found
 
 
-def vanish_plan(names: Sequence[str], rounds: int, seed: int) -> dict[str, list[int]]:
-    """The numbers of the rounds in which each device vanishes: two devices in every round, drawn anew each time."""
+def vanish_plan(
+    names: Sequence[str], rounds: int, seed: int, places: Mapping[str, int] | None = None
+) -> dict[str, list[int]]:
+    """The numbers of the rounds in which each device vanishes: two devices in every round, drawn anew each time.
+
+    With `places`, the edge server of each device, they are one of each edge server.
+    """
     plan: dict[str, list[int]] = {name: [] for name in names}
     for number in range(1, rounds + 1):
-        order = seeded_order(range(len(names)), f"vanish {seed} {number}")
-        for index in order[:VANISH_PER_ROUND]:
-            plan[names[index]].append(number)
+        order = [names[index] for index in seeded_order(range(len(names)), f"vanish {seed} {number}")]
+        chosen = order[:VANISH_PER_ROUND]
+        if places is not None:
+            first: dict[int, str] = {}
+            for name in order:
+                first.setdefault(places[name], name)
+            chosen = list(first.values())
+        for name in chosen:
+            plan[name].append(number)
     return plan

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from archipel.cli.start.demo.plots import all_plots
-from archipel.cli.start.demo.results import Interval, Results, count_committed
+from archipel.cli.start.demo.results import Interval, Results, TreeResults, count_committed
 from archipel.compression.pages import write_page
 
 PACKAGE = "archipel.cli.start.demo"
@@ -57,6 +57,8 @@ def print_results(results: Results, console: Console) -> None:
             str(row.number), ended, f"{row.seconds:.1f}", str(len(row.survivors)), str(len(row.dropped)), accuracy_text
         )
     console.print(rounds)
+    if results.tree is not None:
+        _print_tree(results.tree, console)
     sent = [device.sent for device in results.fleet]
     received = [device.received for device in results.fleet]
     if sent:
@@ -66,6 +68,24 @@ def print_results(results: Results, console: Console) -> None:
         )
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.stages)
     console.print(f"{results.total_seconds:.0f} s in all ({stages}); peak memory {results.peak_memory / 1e6:.0f} MB")
+
+
+def _print_tree(tree: TreeResults, console: Console) -> None:
+    table = Table(title="edge servers")
+    for column in ("edge server", "devices", "rounds", "seconds of its own round", "bytes to and from the root"):
+        table.add_column(column, justify="left" if column == "edge server" else "right")
+    for edge in tree.edges:
+        table.add_row(edge.name, str(edge.devices), str(edge.rounds), f"{edge.seconds:.1f}", kilobytes(edge.bytes))
+    console.print(table)
+    console.print(
+        f"first {tree.compared} rounds: {kilobytes(tree.root_bytes)} at the root and {tree.seconds:.1f} s a round; the "
+        f"same devices at one server: {kilobytes(tree.flat_bytes)} and {tree.flat_seconds:.1f} s"
+    )
+    verdict = "the same, bit for bit" if tree.equal else "different"
+    console.print(
+        f"round {tree.checked} of {tree.checked_devices} devices, reckoned again without any server: the model is "
+        f"{verdict}"
+    )
 
 
 def percent(share: float) -> str:

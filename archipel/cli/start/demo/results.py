@@ -82,6 +82,38 @@ class DeviceRow:
     furthest: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class EdgeRow:
+    """One edge server: its devices, the rounds that it carried out for the root and that were counted, the median of
+    their seconds, and the bytes of bodies between it and the root in all rounds."""
+
+    name: str
+    devices: int
+    rounds: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TreeResults:
+    """Edge servers against the same devices at one server, in as many first rounds of both.
+
+    Bytes are of bodies at the root, or at the one server, a round; seconds are those of a round, the median. `checked`:
+    the number of the round that was reckoned again, of the updates of so many devices, and whether the model was
+    `equal` bit for bit.
+    """
+
+    edges: list[EdgeRow]
+    compared: int
+    root_bytes: float
+    flat_bytes: float
+    seconds: float
+    flat_seconds: float
+    checked: int
+    checked_devices: int
+    equal: bool
+
+
 @dataclass
 class Results:
     """Filled stage by stage."""
@@ -103,6 +135,8 @@ class Results:
     fleet: list[DeviceRow] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """Of the task: the points (round, value) of each metric of the rounds by its name."""
+    tree: TreeResults | None = None
+    """Of a run over edge servers."""
     stages: list[tuple[str, float]] = field(default_factory=list)
     peak_memory: int = 0
 

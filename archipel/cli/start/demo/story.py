@@ -14,8 +14,10 @@ from rich.progress import Progress, TaskID
 
 from archipel.bundle import generate_key
 from archipel.cli.start.demo import cloud, measure
+from archipel.cli.start.demo.flat import compare, run_flat
 from archipel.cli.start.demo.fleet import Federation, device_name, examples_of, round_row, vanish_plan
 from archipel.cli.start.demo.results import FormRow, ModelScore, Results, count_committed
+from archipel.cli.start.demo.tree import TreeFederation, places_of
 from archipel.cli.start.local.processes import Processes
 from archipel.cli.start.local.rounds import ended_rounds
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_own_digits, split_writers
@@ -36,6 +38,8 @@ class Options:
     rounds: int
     devices: int
     seed: int
+    edges: int = 0
+    """How many edge servers are between the server and the devices; 0: none, the devices are at the server itself."""
 
 
 class Story:
@@ -80,7 +84,9 @@ class Story:
         counts = measure.by_writer(np.ones(len(self._held_out)), self._held_out)[0]
         self._score("cloud", cloud_correct, counts)
         federation = self._serve(published)
-        final = self._rounds(federation, published, runtime)
+        final, seen = self._rounds(federation, published, runtime)
+        if isinstance(federation, TreeFederation):
+            self._compare_tree(federation, published, seen, final)
         self._compare(published, runtime, final, cloud_correct, counts)
         self.results.processes = self._processes.count
         self.results.peak_memory = self._processes.peak_memory
@@ -97,24 +103,35 @@ class Story:
         best = [row for row in self.results.epochs if row.best][-1]
         with self._stage("compress, convert, sign", None):
             published = cloud.publish(
-                model, self._digits, self._split, self._key, self.folder, best.validation_accuracy
-            )
+                model, self._digits, self._split, self._key, self.folder, best.validation_accuracy,
+                # As many at most as the first edge server has.
+                largest_site=-(-self.options.devices // self.options.edges) if self.options.edges else None,
+            )  # fmt: skip
         self.results.parameters = cloud.count_parameters(published.bundle)
         return published
 
     def _serve(self, published: cloud.Published) -> Federation:
         devices = len(self._split.devices)
-        with self._stage("start the server, enrol devices", devices) as (bar, _):
+        edges, servers = self.options.edges, "servers" if self.options.edges else "server"
+        with self._stage(f"start the {servers}, enrol devices", devices) as (bar, _):
             public = self._key.public_key().public_bytes_raw()
             examples = examples_of(self._digits, self._split.devices, cloud.image_field(published.bundle))
-            self.federation = federation = Federation(self.folder / "federation", self._processes, public, examples)
-            names = [device_name(writer) for writer in self._split.devices]
-            federation.start_devices(HOSTS, vanish_plan(names, self.options.rounds, self.options.seed))
+            home, names = self.folder / "federation", [device_name(writer) for writer in self._split.devices]
+            federation = (
+                TreeFederation(home, self._processes, public, examples, edges)
+                if edges
+                else Federation(home, self._processes, public, examples)
+            )
+            self.federation = federation
+            places = places_of(names, edges) if edges else None
+            federation.start_devices(HOSTS, vanish_plan(names, self.options.rounds, self.options.seed, places))
             federation.wait_until_enrolled(lambda done: self._progress.update(bar, completed=done))
         return federation
 
-    def _rounds(self, federation: Federation, published: cloud.Published, runtime: Runtime) -> dict[str, np.ndarray]:
-        """Watch the rounds; returns the parameters of the last one."""
+    def _rounds(
+        self, federation: Federation, published: cloud.Published, runtime: Runtime
+    ) -> tuple[dict[str, np.ndarray], list[RoundInfo]]:
+        """Watch the rounds; returns the parameters of the last one, and all rounds with their devices."""
         rounds = self.options.rounds
         parameters: dict[str, np.ndarray] = {}
         seen: list[RoundInfo] = []
@@ -134,7 +151,8 @@ class Story:
             def on_open(info: RoundInfo) -> None:
                 self._progress.update(bar, description=f"secure rounds: {info.number}, {info.phase}")
 
-            for info in ended_rounds(federation, task, on_open):
+            for ended in ended_rounds(federation, task, on_open):
+                info = federation.with_devices(ended)
                 seen.append(info)
                 if info.weights_out is not None:
                     parameters = federation.operator.weights.read(info.weights_out)
@@ -142,7 +160,17 @@ class Story:
                 self._progress.update(bar, completed=count_committed(self.results.rounds))
         self.results.curves = curves(list(federation.operator.tasks.metrics(task)))
         self.results.fleet = federation.rows(self._digits, self._split.devices, seen)
-        return parameters
+        return parameters, seen
+
+    def _compare_tree(
+        self, tree: TreeFederation, published: cloud.Published, seen: list[RoundInfo], final: dict[str, np.ndarray]
+    ) -> None:
+        """The same devices at one server, and the last round reckoned again without any."""
+        with self._stage("the same devices at one server", None):
+            public = self._key.public_key().public_bytes_raw()
+            examples = examples_of(self._digits, self._split.devices, cloud.image_field(published.bundle))
+            flat = run_flat(self.folder / "flat", public, examples, published, self.options.seed, LEARNING_RATE)
+            self.results.tree = compare(tree, flat, published.bundle, seen, final, LEARNING_RATE)
 
     def _round_row(
         self, info: RoundInfo, federation: Federation, runtime: Runtime, parameters: dict[str, np.ndarray]

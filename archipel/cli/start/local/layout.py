@@ -28,9 +28,11 @@ from archipel.bundle import (
 )
 from archipel.cli.input_output.arrays import write_arrays
 from archipel.durable import create_durably, write_durably
-from archipel.protocol.identity import EnrolmentToken, mint_token
+from archipel.protocol.identity import EnrolmentToken, Kind, mint_token, root_of
+from archipel.protocol.messages import Root
 from archipel.protocol.sealed import encode
 from archipel.server import init_data_folder, load_settings
+from archipel.server.upstream_settings import Upstream
 
 QUICK_DEVICES = 10
 """Servers let so many devices ask for work every 0.2 s; more may do so here, since all are on one machine."""
@@ -83,7 +85,12 @@ class Layout:
 
 
 def lay_out(
-    folder: Path, *, population: str, publisher: bytes, devices: Mapping[str, Mapping[str, np.ndarray]]
+    folder: Path,
+    *,
+    population: str,
+    publisher: bytes,
+    devices: Mapping[str, Mapping[str, np.ndarray]],
+    upstream: EnrolmentToken | None = None,
 ) -> Layout:
     """Fill a folder with a server, keys, and devices that can enrol once.
 
@@ -92,6 +99,8 @@ def lay_out(
         population: the devices' population.
         publisher: the public key (32 bytes) whose bundles the server accepts; a development key is allowed.
         devices: each device's examples, arrays by field, by its name.
+        upstream: of an edge server, the token with which it joins the server above it. All its devices are in each of
+            its rounds for that one, which wait for all but one.
     """
     made = Layout(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,11 +109,15 @@ def lay_out(
     save_private_key(enrolment, made.enrolment_key)
     save_public_key(enrolment, made.enrolment_key.with_name("enrolment.pub"))
     development = is_development_key(publisher)
+    above = None
+    if upstream is not None:
+        above = Upstream(population=population, cohort=len(devices), goal=len(devices) - 1)
     token = init_data_folder(
         made.server,
         enrolment_key=enrolment.public_key().public_bytes_raw(),
         publisher_keys=[publisher],
         allow_development=development,
+        upstream=None if above is None or upstream is None else (above, encode(upstream)),
     )
     create_durably(made.operator_token, token.encode() + b"\n")
     create_durably(made.publisher_key, publisher.hex().encode() + b"\n", 0o644)
@@ -114,7 +127,8 @@ def lay_out(
     added = f"port = {port}\nsmallest_answer = 1\nleave_seconds = 1.0\n"
     if len(devices) > QUICK_DEVICES:
         added += "retry_after = 0.25\ncheck_in_window = 5.0\n"
-    write_durably(settings, settings.read_bytes() + added.encode(), 0o600)
+    text, table, rest = settings.read_text().partition("\n[upstream]")
+    write_durably(settings, (text.rstrip("\n") + "\n" + added + table + rest).encode(), 0o600)
     address = f"http://127.0.0.1:{port}"
     for name, fields in devices.items():
         home = made.device(name)
@@ -122,25 +136,25 @@ def lay_out(
         write_arrays(home / "data.npz", fields)
         text = _DEVICE.format(server=address, development="true" if development else "false")
         write_durably(home / "device.toml", text.encode(), 0o644)
-        write_durably(home / "enrolment.token", mint(made, population), 0o600)
+        root = None if upstream is None else root_of(upstream)
+        write_durably(home / "enrolment.token", encode(mint(made, population, root=root)), 0o600)
     return made
 
 
-def mint(layout: Layout, population: str) -> bytes:
-    """A new one-time enrolment token, as the file that a device's owner gets."""
+def mint(layout: Layout, population: str, *, kind: Kind = "device", root: Root | None = None) -> EnrolmentToken:
+    """A new one-time enrolment token. `root`: of the tree that the server is an edge server of."""
     seed, settings = secrets.token_bytes(32), load_settings(layout.server, environment={})
     enrolment = load_private_key(layout.enrolment_key)
     not_after = int(time.time()) + _TOKEN_SECONDS
-    return encode(
-        EnrolmentToken(
-            server=f"http://127.0.0.1:{settings.port}",
-            server_key=load_public_key(layout.server / "server.key.pub"),
-            enrolment_key=enrolment.public_key().public_bytes_raw(),
-            publisher_keys=settings.trusted_keys,
-            population=population,
-            seed=seed,
-            certificate=mint_token(enrolment, population=population, not_after=not_after, seed=seed),
-        )
+    return EnrolmentToken(
+        server=f"http://127.0.0.1:{settings.port}",
+        server_key=load_public_key(layout.server / "server.key.pub"),
+        enrolment_key=enrolment.public_key().public_bytes_raw(),
+        publisher_keys=settings.trusted_keys,
+        population=population,
+        seed=seed,
+        certificate=mint_token(enrolment, population=population, not_after=not_after, seed=seed, kind=kind),
+        root=root,
     )
 
 

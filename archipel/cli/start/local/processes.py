@@ -55,7 +55,7 @@ class Processes:
         """
         module = "archipel.cli.start.local.server"
         command = [sys.executable, "-m", module, str(data_folder), str(os.getpid()), str(port)]
-        log = self._folder / "server-errors.log"
+        log = self._folder / f"{data_folder.absolute().parent.name}-errors.log"
         with open(log, "wb") as errors:
             child = self._start(command, errors)
         address: queue.Queue[str] = queue.Queue()

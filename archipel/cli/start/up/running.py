@@ -42,6 +42,10 @@ def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[l
     with console.status("enrolling the devices") as status:
         federation.start_devices(min(HOSTS, max(2, os.cpu_count() or 2)))
         federation.wait_until_enrolled(lambda done: status.update(f"enrolling the devices: {done} of {plan.devices}"))
+    console.print(
+        f"dashboard: {federation.address}/dashboard/   (log in with the token in {layout.operator_token})",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
     task = start_task(federation, plan, folder)
     metrics = watch(federation, task, console)
     task = federation.operator.tasks.get(task.task_id)

@@ -101,12 +101,12 @@ def _target_populations(call: Call[None], manifest: Manifest, named: str | None)
 
 def download_bundle(call: Call[None], digest: str) -> Response:
     """The .bundle file; ranges and ETag are honoured, so that a device can resume."""
-    return _file(call, _bundle_file(call, digest), digest, "application/zip")
+    return _file(call, find_bundle_file(call, digest), digest, "application/zip")
 
 
 def bundle_pieces(call: Call[None], digest: str) -> bytes:
     """Parts of the .bundle file that other files may have too: tensors, parts of graphs. Fetch the rest by ranges."""
-    return call.services.pieces.of(_bundle_file(call, digest))
+    return call.services.pieces.of(find_bundle_file(call, digest))
 
 
 def download_blob(call: Call[None], digest: str) -> Response:
@@ -121,7 +121,8 @@ def blob_pieces(call: Call[None], digest: str) -> bytes:
     return call.services.pieces.of(digest)
 
 
-def _bundle_file(call: Call[None], digest: str) -> str:
+def find_bundle_file(call: Call[None], digest: str) -> str:
+    """The digest of the .bundle file. Raises ApiError 404 where there is none for the caller."""
     with call.services.database.read() as session:
         file_digest = reach.file_of_bundle(session, call.identity, digest, call.services.clock())
     if file_digest is None:

@@ -12,7 +12,7 @@ from archipel.server.database.registry_tables import OfferSerial
 from archipel.server.database.tables import Answer, CheckInRow, Device, Participant, Round, Task
 from archipel.server.devices.revocation import SHARED, require_member
 from archipel.server.http.problems import refuse
-from archipel.server.http.request_log import HELD
+from archipel.server.http.request_log import HELD, OF_NO_ROUND
 from archipel.server.http.routes import DEVICE, Call, Route
 from archipel.server.rounds.candidates import could_take
 from archipel.server.rounds.machine import ORDER, RULES
@@ -68,10 +68,14 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
     answer, hold = _answer(call, None)
     held = call.services.held.hold(call.identity.device_id, hold) if hold else 0.0
-    if not held:
-        return answer
-    request.environ[HELD] = held
-    return _answer(call, held)[0]
+    if held:
+        request.environ[HELD] = held
+        answer = _answer(call, held)[0]
+    if answer.plan is None:
+        # What it was sent before it has a plan is of no round.
+        call.services.fetched.take(call.identity.device_id)
+        request.environ[OF_NO_ROUND] = True
+    return answer
 
 
 def _answer(call: Call[CheckIn], held: float | None) -> tuple[CheckInResponse, float]:

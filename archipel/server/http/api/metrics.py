@@ -7,13 +7,14 @@ from sqlalchemy import or_, select
 
 from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
-from archipel.protocol.operator.results import Distribution, RoundResult
-from archipel.protocol.operator.tasks import PageQuery
+from archipel.protocol.operator.results import RoundResult
+from archipel.protocol.operator.tasks import ResultQuery
 from archipel.server.database.tables import Round, Task, Version
 from archipel.server.database.task_requests import read_plan
 from archipel.server.http.api.tasks import find_task
 from archipel.server.http.paging import page
 from archipel.server.http.routes import READ, Call, Route
+from archipel.server.rounds.progress import means_by_name, spread_by_name
 from archipel.server.storage.blob_rows import deleted_weights
 
 
@@ -26,6 +27,7 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
             Round.task_id == task_id, Round.phase == "committed",
             # One row for each version, though its round had several groups.
             or_(Round.part_of.is_(None), Round.weights_out.is_not(None)),
+            newest_first=call.query.newest_first,
         )  # fmt: skip
         ids = [row.round_id for row in rows]
         made = select(Version.round_id, Version.cohort).where(Version.round_id.in_(ids))
@@ -53,8 +55,8 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
                 weights_out=row.weights_out,
                 weights_deleted=deleted.get(row.weights_out or "", (None, ""))[0],
                 result=result,
-                metrics=_curves(task.kind, result) | _curves("evaluation", evaluated),
-                distributions=_spread(result) | _spread(evaluated),
+                metrics=means_by_name(task.kind, result) | means_by_name("evaluation", evaluated),
+                distributions=spread_by_name(result) | spread_by_name(evaluated),
                 evaluation=None if evaluation is None else evaluation.task_id,
                 evaluation_state=None if evaluation is None else evaluation.state,  # type: ignore[arg-type]
                 started=row.started,
@@ -64,16 +66,4 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
     return MetricsPage(items=items, next=after)
 
 
-def _curves(kind: str, result: RoundResult | None) -> dict[str, float]:
-    """The means of a result, by names that say of what."""
-    means = {} if result is None else result.metrics
-    return {f"evaluation {name}": mean for name, mean in means.items()} if kind == "evaluation" else dict(means)
-
-
-def _spread(result: RoundResult | None) -> dict[str, Distribution]:
-    """Its distributions, which evaluations alone have, by such names."""
-    found = {} if result is None else result.distributions
-    return {f"evaluation {name}": each for name, each in found.items()}
-
-
-ROUTES = (Route("GET", "/v1/tasks/<id:task_id>/metrics", READ, list_metrics, response=MetricsPage, query=PageQuery),)
+ROUTES = (Route("GET", "/v1/tasks/<id:task_id>/metrics", READ, list_metrics, response=MetricsPage, query=ResultQuery),)

@@ -9,10 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.operator.results import RoundResult
-from archipel.protocol.operator.tasks import FaultInfo, PageQuery, ParticipantInfo, RoundInfo, RoundPage
+from archipel.protocol.operator.tasks import FaultInfo, ParticipantInfo, ResultQuery, RoundInfo, RoundPage
 from archipel.server.database.fault_tables import Fault, Quarantine
 from archipel.server.database.tables import UPDATE_PHASES, Answer, Participant, Round, Task
-from archipel.server.devices.smallest_answer import hides, pseudonym
+from archipel.server.devices.smallest_answer import hides, pseudonym, rename_devices
 from archipel.server.http.api.tasks import find_task
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
@@ -25,10 +25,13 @@ COLLECTING = (*UPDATE_PHASES, "buffering")
 
 
 def list_rounds(call: Call[None], task_id: str) -> RoundPage:
-    """The task's rounds, oldest first, with how far each participant came."""
+    """The task's rounds, oldest first unless asked otherwise, with how far each participant came."""
     with call.services.database.read() as session:
         task = find_task(session, call.identity, task_id)
-        rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
+        rounds, after = page(
+            session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id,
+            newest_first=call.query.newest_first,
+        )  # fmt: skip
         return RoundPage(items=_infos(session, task, rounds, call.services.settings), next=after)
 
 
@@ -98,7 +101,11 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
         }
         faults = {
             of: [
-                msgspec.structs.replace(each, device_id=pseudonym(settings.pseudonym_key, of, each.device_id))
+                FaultInfo(
+                    device_id=pseudonym(settings.pseudonym_key, of, each.device_id),
+                    # A fault may name the device that showed it.
+                    reason=rename_devices(each.reason, settings.pseudonym_key, of),
+                )
                 for each in noted_faults
             ]
             for of, noted_faults in faults.items()
@@ -160,6 +167,6 @@ def _suspects(row: Round) -> int:
 
 
 ROUTES = (
-    Route("GET", "/v1/tasks/<id:task_id>/rounds", READ, list_rounds, response=RoundPage, query=PageQuery),
+    Route("GET", "/v1/tasks/<id:task_id>/rounds", READ, list_rounds, response=RoundPage, query=ResultQuery),
     Route("GET", "/v1/rounds/<id:round_id>/participants", READ, show_round, response=RoundInfo),
 )

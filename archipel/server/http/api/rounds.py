@@ -24,6 +24,7 @@ from archipel.protocol.messages import (
     LeaveRequest,
     Receipt,
     RoundStatus,
+    RoundTask,
     Shares,
     Survivors,
     Unmasking,
@@ -39,6 +40,7 @@ from archipel.protocol.secagg import (
     survivors_digest,
 )
 from archipel.server.database.tables import Participant, Round, Share, Task
+from archipel.server.database.task_requests import decode_request
 from archipel.server.devices.faults import note_fault
 from archipel.server.devices.rests import let_rest
 from archipel.server.http.problems import refuse, refusing
@@ -83,6 +85,27 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         complaints=row.complaints,
         staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
     )
+
+
+_TASK = (
+    select(Task.task_id, Task.state, Task.request, Task.rounds_committed, Task.population, Participant.device_id)
+    .join(Round, Round.task_id == Task.task_id)
+    .outerjoin(
+        Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("device_id"))
+    )
+    .where(Round.round_id == bindparam("round_id"))
+)
+
+
+def task_of_round(call: Call[None], round_id: str) -> RoundTask:
+    """How the task of a round goes that this device was in. An edge server ends its own task with it."""
+    row = call.services.database.look(_TASK, round_id=round_id, device_id=call.identity.device_id)
+    if row is None or not call.identity.may(row.population):
+        raise refuse(404, f"no round {round_id}")
+    if row.device_id is None:
+        raise refuse(403, "this device is not in the round")
+    rounds = decode_request(row.request).rounds
+    return RoundTask(task_id=row.task_id, state=row.state, rounds=rounds, committed=row.rounds_committed)
 
 
 def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
@@ -279,6 +302,7 @@ _ROUND = "/v1/rounds/<id:round_id>"
 
 ROUTES = (
     Route("GET", _ROUND, DEVICE | READ, round_status, response=RoundStatus, members=True),
+    Route("GET", f"{_ROUND}/task", DEVICE, task_of_round, response=RoundTask, members=True),
     Route("POST", f"{_ROUND}/leave", DEVICE, leave, LeaveRequest, Receipt, members=True),
     Route("PUT", f"{_ROUND}/advertisement", DEVICE, advertise, AdvertiseRequest, Receipt, members=True),
     Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),

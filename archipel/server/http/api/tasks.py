@@ -20,7 +20,7 @@ from archipel.server.callers import Identity
 from archipel.server.database.tables import Round, Task
 from archipel.server.database.task_requests import audited, request_of
 from archipel.server.devices.root_devices import check_root_device
-from archipel.server.devices.smallest_answer import check_enough, hides, round_down
+from archipel.server.devices.smallest_answer import check_enough
 from archipel.server.devices.spoiler_search import describe
 from archipel.server.http.idempotency import keyed
 from archipel.server.http.paging import page
@@ -29,13 +29,12 @@ from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.registry import rollouts
 from archipel.server.rounds import reach
 from archipel.server.rounds.assigning import let_go
-from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_first_plan, check_task
 from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluations
 from archipel.server.rounds.noise import ledger
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
-from archipel.server.rounds.waiting import last_failure, under_way, waiting_for
+from archipel.server.rounds.waiting import last_failure, shown_waiting, under_way
 from archipel.server.rounds.weights_log import is_logged
 from archipel.server.storage.blob_rows import deleted_weights, keep_weights
 
@@ -224,13 +223,8 @@ def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool 
 def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
     settings, now = call.services.settings, call.services.clock()
     window, smallest = settings.check_in_window, settings.smallest_answer
-    counted = count_candidates(session, task, now=now, window=window)
-    waiting: int | None = counted
-    reasons = waiting_for(session, task, counted, now=now, window=window, smallest=smallest)
-    if hides(task.eligibility, smallest):
-        # Whoever may not ask for it by another expression is not told by this one either.
-        operates = call.identity.role in OPERATOR
-        waiting, reasons = (round_down(counted, smallest), reasons) if operates else (None, "")
+    operates = call.identity.role in OPERATOR
+    waiting, reasons = shown_waiting(session, task, operates=operates, now=now, window=window, smallest=smallest)
     request = request_of(task)
     return TaskInfo(
         task_id=task.task_id,
@@ -261,6 +255,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         max_examples=request.max_examples,
         count_adoption=request.count_adoption,
         evaluate_every=request.evaluate_every,
+        evaluation_noise=request.evaluation_noise,
         evaluates=task.evaluates,
         eligibility=task.eligibility,
         percent=task.percent,

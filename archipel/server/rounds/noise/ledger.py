@@ -83,13 +83,21 @@ def settle_noise(session: Session, request: TaskRequest, manifest: Manifest) -> 
     if not noise.is_private:
         return request
     before = _counts(session, request.population, manifest.name)
-    settled = settle(noise, request.rounds, tuple(_events(before)))
+    settled = settle(noise, request.rounds, (*_events(before), *_evaluations(request)))
     least = manifest.privacy.noise_multiplier
     if noise.on_devices and noise.noise_multiplier is None and (settled.noise_multiplier or 0.0) < least:
         settled = msgspec.structs.replace(settled, noise_multiplier=least)
     if why := _lacking(settled, before):
         raise PolicyError(f"differential_privacy: {why}")
     return msgspec.structs.replace(request, differential_privacy=settled)
+
+
+def _evaluations(request: TaskRequest) -> list[Event]:
+    """What all evaluations of a training's versions will cost."""
+    noise = request.evaluation_noise
+    if request.evaluate_every is None or not noise.is_private:
+        return []
+    return events_of(noise, 0, request.rounds // request.evaluate_every)
 
 
 def lacks_room(session: Session, task: Task) -> str:

@@ -1,6 +1,6 @@
 """Takes a round of the upstream server over: its task, bundle and weights, and the wish for a sum of own devices.
 
-The uplink process (archipel.edge) has verified all of it. Everything is stored before the transaction that names it,
+The uplink (archipel.edge) has verified all of it. Everything is stored before the transaction that names it,
 and the transaction does the same however often it is repeated, so that a kill leaves nothing half done.
 """
 
@@ -34,16 +34,13 @@ if TYPE_CHECKING:
     from archipel.server.services import Services
     from archipel.server.upstream_settings import Upstream
 
-_MANY_ROUNDS = 1_000_000
-"""The upstream server says when its task is over."""
-
 
 @dataclass(frozen=True)
 class Wish:
     """A round of the upstream server: its plan, as it was sealed too, and the population of its weights log.
 
-    `bundle`, and the files with the plan's weights and broadcast (None where it has none), are verified. `sum_by`:
-    until when (Unix seconds) the sum is of use.
+    `bundle`, and the files with the plan's weights and broadcast (None where it has none), are verified. `rounds`: so
+    many its task asks for. `sum_by`: until when (Unix seconds) the sum is of use.
     """
 
     plan: RoundPlan
@@ -52,10 +49,11 @@ class Wish:
     weights: bytes
     broadcast: bytes | None
     root_population: str
+    rounds: int
     sum_by: float
 
 
-def site_request(plan: RoundPlan, manifest: Manifest, upstream: Upstream) -> TaskRequest:
+def site_request(plan: RoundPlan, manifest: Manifest, upstream: Upstream, rounds: int) -> TaskRequest:
     """The request of this server's own task for a plan of the upstream's. Raises PolicyError where it has no place."""
     levels = plan.levels - 1
     policy, sites = policy_of_members(manifest.privacy, levels), manifest.privacy.aggregators
@@ -73,9 +71,10 @@ def site_request(plan: RoundPlan, manifest: Manifest, upstream: Upstream) -> Tas
         name=f"upstream-{plan.task_id[:8]}",
         population=upstream.population,
         bundle=plan.bundle,
-        rounds=_MANY_ROUNDS,
+        rounds=rounds,
         min_cohort=max(least, upstream.min_cohort),
         cohort=upstream.cohort,
+        goal=upstream.goal or None,
         levels=levels,
         site=site,
     )
@@ -88,7 +87,9 @@ def take_over(services: Services, upstream: Upstream, wish: Wish) -> SiteRound:
     """
     plan, manifest = wish.plan, wish.bundle.manifest
     request = check_task(
-        site_request(plan, manifest, upstream), manifest, max_update_bytes=services.settings.max_update_bytes
+        site_request(plan, manifest, upstream, wish.rounds),
+        manifest,
+        max_update_bytes=services.settings.max_update_bytes,
     )
     with services.database.read() as session:
         there = session.get(SiteRound, plan.round_id)

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[4]
         (None, "cannot be read (No such file or directory)"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_a_file_that_is_no_token(
     archipel: Command, device_of: Callable[[int], Device], content: bytes | None, said: str
 ) -> None:
@@ -108,6 +109,7 @@ def test_examples_that_cannot_be_read(
     assert said in archipel("device", "run", str(enrolled.config), "--once", code=78)[1]
 
 
+@pytest.mark.sampled(every=2)
 def test_examples_that_are_gone_later(archipel: Command, federation: Federation, enrolled: Device) -> None:
     """The round is refused with the reason; the agent goes on."""
     enrolled.start()
@@ -121,6 +123,7 @@ def test_examples_that_are_gone_later(archipel: Command, federation: Federation,
     assert enrolled.stop() == 0
 
 
+@pytest.mark.sampled(every=2)
 def test_a_revoked_device(archipel: Command, federation: Federation, enrolled: Device) -> None:
     enrolled.start()
     device_id = enrolled.until("waiting")["device"]
@@ -158,6 +161,7 @@ def test_times_that_are_none(archipel: Command, enrolled: Device, text: str) -> 
     assert not (enrolled.folder / "paused").exists()
 
 
+@pytest.mark.sampled(every=2)
 def test_it_tells_its_supervisor(archipel: Command, enrolled: Device, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(str(tmp_path / "notify"))

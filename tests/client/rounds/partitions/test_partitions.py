@@ -127,7 +127,7 @@ def cases(*quick: tuple[str, str]) -> pytest.MarkDecorator:
 
 
 @cases(("down", "trained"), ("answers lost", "masked"))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_cable_that_is_mended_within_the_phase(
     federation: Federation, network: Network, way: str, event: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     assert late.rounds[0].result == result
 
 
+@pytest.mark.sampled(every=2)
 def test_too_early_is_waited_out(federation: Federation, proxy: Proxy) -> None:
     """The proxy claims that the phase has come before it has; the server says 409, and the device asks again."""
     early = {"left": 2}
@@ -143,6 +144,7 @@ def test_too_early_is_waited_out(federation: Federation, proxy: Proxy) -> None:
     check_sum(federation, task, agents)
 
 
+@pytest.mark.sampled(every=2)
 def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Federation, proxy: Proxy) -> None:
     proxy.fault = lambda m, p: status(409) if m == "PUT" and p.endswith("/shares") else None
     agents = [federation.agent(0, server=proxy.url), *(federation.agent(number) for number in (1, 2))]
@@ -151,6 +153,7 @@ def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Federa
     assert "HTTP 409" in agents[0].rounds[0].reason
 
 
+@pytest.mark.sampled(every=2)
 def test_a_server_that_stays_away_is_left(federation: Federation, proxy: Proxy) -> None:
     """After `patience` the device gives the round up, and the agent goes on polling."""
     dead = threading.Event()

@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from archipel.bundle import generate_key
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, unseal
@@ -14,6 +16,7 @@ from tests.support.devices import Device
 from tests.support.world import World
 
 
+@pytest.mark.sampled(every=2)
 def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: World) -> None:
     tasks = [world.create_task(name=f"t{number}", min_cohort=3, cohort=3) for number in range(5)]
     devices = world.add_devices(24)

@@ -42,6 +42,7 @@ def weights(world: World, task_id: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("moment", ["at its start", "half way", "at its end"])
+@pytest.mark.sampled(every=2)
 def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: World, moment: str) -> None:
     task = world.create_task()
     devices = world.add_devices(4)
@@ -215,6 +216,7 @@ def test_a_task_fails_after_too_many_failed_rounds(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
+@pytest.mark.sampled(every=3)
 def test_cancelling_fails_the_live_round(world: World, phase: str) -> None:
     task = world.create_task()
     devices = world.add_devices(5)

@@ -198,6 +198,7 @@ def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=2)
 def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def to(world: World, devices: list[NeighbourDevice], phase: str) -> None:
     world.run_to(phase, devices)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_knows_one_protocol_only(begun: Any, tmp_path: Path) -> None:
     world, _, devices = begun
     device = devices[0]

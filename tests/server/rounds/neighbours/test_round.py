@@ -80,6 +80,7 @@ def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
         assert all(row.body is None for row in session.query(Answer))
 
 
+@pytest.mark.sampled(every=2)
 def test_it_goes_on_after_kills_of_the_coordinator(world: World, tmp_path: Path) -> None:
     task, policy = create_task(world, tmp_path)
     devices = add_devices(world, 10, policy)
@@ -128,6 +129,7 @@ def test_devices_that_speak_the_other_protocol_only_are_not_taken(
     assert all(device.join() for device in devices)
 
 
+@pytest.mark.sampled(every=2)
 def test_groups_over_neighbours(world: World, tmp_path: Path) -> None:
     """Each group is a round over neighbours of its own; the rule goes over their means."""
     task, policy = create_task(
@@ -151,6 +153,7 @@ def test_groups_over_neighbours(world: World, tmp_path: Path) -> None:
     np.testing.assert_allclose(parameters["w"], np.median([w for w, _ in means], axis=0), rtol=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 def test_an_asynchronous_task_over_neighbours(world: World, tmp_path: Path) -> None:
     task, policy = create_task(world, tmp_path, "semi-honest", cohort=8, concurrency=16, mode="asynchronous", rounds=2)
     devices = add_devices(world, 16, policy)

@@ -11,6 +11,7 @@ from tests.support.places import WorldOnBucket
 from tests.support.store_proxy import Proxy
 
 
+@pytest.mark.sampled(every=2)
 def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: WorldOnBucket) -> None:
     task = world.create_task()
     devices = world.add_devices(5)

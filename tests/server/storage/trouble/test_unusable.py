@@ -87,6 +87,7 @@ def test_what_the_setting_may_not_be(data_folder: DataFolder, text: str) -> None
     assert "sesame" not in str(error.value)
 
 
+@pytest.mark.sampled(every=2)
 def test_without_the_extra(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("""
 import sys
@@ -143,6 +144,7 @@ def test_aws_settings_that_cannot_be_used(bucket: TestBucket, tmp_path: Path, mo
         assert "AWS's environment or files cannot be used (ValueError)" in refused(tmp_path, bucket.url)
 
 
+@pytest.mark.sampled(every=2)
 def test_nobody_answers(bucket: TestBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

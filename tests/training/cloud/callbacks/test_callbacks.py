@@ -48,6 +48,7 @@ class Note(Callback):
         self.result = result
 
 
+@pytest.mark.sampled(every=2)
 def test_the_hooks_come_in_order() -> None:
     note = Note()
     config = TrainConfig(epochs=2, batch_size=40, accumulate=2)

@@ -100,7 +100,7 @@ t.run(checkpoint=sys.argv[2], checkpoint_every=2, callbacks=[Tell()])
 """
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "deep")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:

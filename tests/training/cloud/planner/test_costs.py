@@ -43,6 +43,7 @@ def test_flops_of_both_passes_are_those_that_pytorch_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "cnn"])
+@pytest.mark.sampled(every=2)
 def test_parameters_are_the_modules(name: str) -> None:
     found = of(name, 4)
     expected = {key: tuple(tensor.shape) for key, tensor in network(name).named_parameters()}

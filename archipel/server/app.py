@@ -1,4 +1,4 @@
-"""Makes the web application: one blueprint per resource, around the shared services."""
+"""Makes the web application: the API with one blueprint per resource, pages, and the dashboard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from flask import Flask
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from archipel.server.http import cross_origin, pages, problems, request_log
+from archipel.server import dashboard
+from archipel.server.http import cross_origin, documentation, pages, problems, request_log
 from archipel.server.http.api import ROUTES
 from archipel.server.http.auth import Authenticator
 from archipel.server.http.door import Door
@@ -32,6 +33,7 @@ def create_app(
     *,
     clock: Clock = time.time,
     demo_page: Path = pages.PAGE_FOLDER,
+    docs_page: Path = documentation.DOCS_FOLDER,
     measures: Measures | None = None,
     draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
@@ -41,6 +43,7 @@ def create_app(
         settings: The server's settings. The database must have the current schema (`Services.prepare`).
         clock: Gives Unix seconds.
         demo_page: The folder of the built browser demo, served at /demo/ with the setting `demo`.
+        docs_page: The folder of the built documentation, served at /docs/ with the setting `docs`.
         measures: Where requests, database and files are measured.
         draining: Whether the server is about to stop, so that nobody should send it further requests.
 
@@ -54,8 +57,9 @@ def create_app(
     app.config["MAX_CONTENT_LENGTH"] = settings.max_json_bytes
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
-    problems.register(app)
-    request_log.register(app, settings, None if measures is None else RequestMeasures(measures), services.tracer)
+    problems.register(app, dashboard.answer_problem)
+    measured = None if measures is None else RequestMeasures(measures)
+    request_log.register(app, settings, measured, services.tracer, services.fetched)
     if settings.trusted_proxies:
         # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
@@ -63,9 +67,13 @@ def create_app(
         )
     app.wsgi_app = _bounded(app.wsgi_app, services)  # type: ignore[method-assign, assignment]
     door = Door(services, Authenticator(services), RequestLimits(settings))
-    people = pages.routes(demo_page, resources=ROUTES, demo=settings.demo, stall_seconds=settings.stall_seconds)
+    stall = settings.stall_seconds
+    people = pages.routes(
+        demo_page, resources=ROUTES, demo=settings.demo, docs=settings.docs, docs_folder=docs_page, stall_seconds=stall
+    )
     for name, routes in {**ROUTES, "pages": people}.items():
         app.register_blueprint(blueprint(name, routes, door))
+    dashboard.register(app, door)
     named = ((f"{name}.{route.name}", route) for name, routes in ROUTES.items() for route in routes)
     cross_origin.register(app, settings.allowed_origins, named)
     return app

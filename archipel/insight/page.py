@@ -1,0 +1,87 @@
+"""One HTML file that shows a `Page`: with its scripts and styles in it, and a policy that lets it load nothing else.
+
+What comes from a model is in one block of JSON. In it no `<` is left, so no name can end the block; the scripts put
+texts in as text. The policy names the scripts and styles by their SHA-256, so that nothing else would run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from archipel.errors import InsightError
+from archipel.insight.limits import MAX_PAGE_BYTES
+from archipel.insight.page_data import Page
+
+_FOLDER = Path(__file__).parent
+_STATIC = _FOLDER / "static"
+_OWN = ("base", "tables", "charts", "rounds", "folding", "layout", "graph", "details", "views", "comparison", "main")
+"""Own scripts, in the order in which they build on each other."""
+_LIBRARIES = ("dagre.min.js", "uPlot.iife.min.js")
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Raises InsightError for one larger than MAX_PAGE_BYTES."""
+    data = escape(msgspec.json.encode(page).decode())
+    if len(data) > MAX_PAGE_BYTES:
+        raise InsightError(
+            f"the page would have {len(data):,} bytes, more than {MAX_PAGE_BYTES:,}; show one program alone (--program)"
+        )
+    scripts, styles = _assets()
+    return _template().render(
+        title=page.title,
+        data=Markup(data),
+        scripts=[Markup(text) for text in scripts],
+        styles=[Markup(text) for text in styles],
+        policy=policy(),
+    )
+
+
+@cache
+def policy() -> str:
+    """The Content-Security-Policy of every page."""
+    scripts, styles = ([f"'sha256-{_digest(text)}'" for text in texts] for texts in _assets())
+    return "; ".join(
+        ("default-src 'none'", f"script-src {' '.join(scripts)}", f"style-src {' '.join(styles)}", "img-src data:",
+         "base-uri 'none'", "form-action 'none'")
+    )  # fmt: skip
+
+
+def escape(json: str) -> str:
+    """JSON that means the same and cannot end the block of HTML that it lies in."""
+    for character, code in _ESCAPES.items():
+        json = json.replace(character, code)
+    return json
+
+
+@cache
+def _assets() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The scripts and the styles, each as it stands between its tags."""
+    libraries = [_read(_STATIC / "vendor" / name) for name in _LIBRARIES]
+    own = "\n".join(_read(_STATIC / f"{name}.js") for name in _OWN)
+    styles = (_read(_STATIC / "vendor" / "uPlot.min.css"), _read(_STATIC / "insight.css"))
+    return (*libraries, f'(() => {{\n"use strict";\n{own}\n}})();\n'), styles
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("insight.html")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

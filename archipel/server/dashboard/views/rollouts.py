@@ -1,0 +1,28 @@
+"""Rollouts: the list, and one of them with its stages and gates."""
+
+from __future__ import annotations
+
+from archipel.server.dashboard import rendering
+from archipel.server.dashboard.actions import offered
+from archipel.server.dashboard.desk import Desk
+from archipel.server.dashboard.pages import ROOT, Page
+from archipel.server.dashboard.views.confirm import told
+
+
+def list_rollouts(desk: Desk) -> str:
+    """Rollouts, newest first."""
+    page = desk.ask("list_rollouts", query={"limit": "25", "after": desk.query.get("after")})
+    return rendering.render("rollouts.html", desk, page=page)
+
+
+def show_rollout(desk: Desk, rollout_id: str) -> str:
+    """One rollout."""
+    rollout = desk.ask("show_rollout", rollout_id=rollout_id)
+    actions = offered(desk, "rollout", rollout)
+    return rendering.render("rollout.html", desk, rollout=rollout, actions=actions, told=told(desk, "rollout"))
+
+
+PAGES = (
+    Page("GET", f"{ROOT}/rollouts", list_rollouts, ("list_rollouts",)),
+    Page("GET", f"{ROOT}/rollouts/<id:rollout_id>", show_rollout, ("show_rollout",)),
+)

@@ -1,0 +1,125 @@
+"""`archipel insight`: one file for a bundle, an ONNX file, a run and two models; the server answers."""
+
+# ruff: noqa: F811 (fixtures are imported and then arguments)
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tensorboardX import SummaryWriter
+
+from archipel.bundle import open_bundle, write_weights
+from tests.support.commands import Command
+from tests.support.fixtures.commands import archipel  # noqa: F401
+
+BUNDLE = Path(__file__).resolve().parents[3] / "web/tests/fixtures/cnn.bundle"
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    public = Ed25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_bytes_raw()
+    (tmp_path / "key.pub").write_text(public.hex())
+    return tmp_path / "key.pub"
+
+
+def data(path: Path) -> dict[str, Any]:
+    """What a page shows."""
+    found = re.search(r'id="data">(.*?)</script>', path.read_text(), re.S)
+    assert found is not None
+    page: dict[str, Any] = json.loads(found[1])
+    return page
+
+
+def test_a_bundle_with_weights_of_rounds_and_examples(archipel: Command, tmp_path: Path, key: Path) -> None:
+    tensors = open_bundle(BUNDLE, [bytes.fromhex(key.read_text())], tmp_path / "cache").parameters()
+    (tmp_path / "rounds").mkdir()
+    for number in (2, 10, 1):
+        file = tmp_path / "rounds" / f"round-{number}.safetensors"
+        file.write_bytes(write_weights({name: array * number for name, array in tensors.items()}))
+    np.savez(tmp_path / "x.npz", input=np.ones((3, 1, 10, 10), np.float32))
+    out, err = archipel(
+        "insight", str(BUNDLE), "--key", str(key), "--weights", str(tmp_path / "rounds"), "--examples",
+        str(tmp_path / "x.npz"), "--passes", "2", "--batch", "4", "-o", str(tmp_path / "page.html"),
+    )  # fmt: skip
+    assert out == f"written to {tmp_path / 'page.html'}\n"
+    assert "measuring predict of cnn.bundle: 2 passes" in err
+    page = data(tmp_path / "page.html")
+    [subject] = page["subjects"]
+    assert dict(subject["facts"])["signature"] == "verified"
+    predict = subject["graphs"][0]
+    assert predict["times"]["runs"] == 2
+    assert predict["memory"]["batch"] == 4
+    weights = {each["name"]: each["steps"] for each in page["histograms"] if each["kind"] == "weights"}
+    labels = ["as it is", "round-1", "round-2", "round-10"]
+    assert {name: [step["label"] for step in steps] for name, steps in weights.items()} == dict.fromkeys(
+        tensors, labels
+    )
+    mean = float(tensors["4.weight"].mean(dtype=np.float64))
+    assert [step["statistics"]["mean"] for step in weights["4.weight"]] == pytest.approx(
+        [mean, mean, 2 * mean, 10 * mean], rel=1e-4
+    )
+    assert {each["kind"] for each in page["histograms"]} == {"weights", "activations"}
+
+
+def test_a_run(archipel: Command, tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        writer.add_scalar("loss", 0.5, 3)
+    archipel("insight", str(tmp_path / "run"), "-o", str(tmp_path / "page.html"))
+    [curve] = data(tmp_path / "page.html")["curves"]
+    assert (curve["name"], curve["steps"], curve["values"]) == ("loss", [3], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{bundle}", "-o", "{tmp}/x.html"], "a bundle is opened with its publisher's key"),
+        (["{bundle}", "--key", "{key}", "-o", "{tmp}/x.png"], "expected a name that ends in .html"),
+        (["{bundle}", "--key", "{key}", "--program", "nothing", "-o", "{tmp}/x.html"], "it has: evaluate, finish"),
+        (["{tmp}", "-o", "{tmp}/x.html"], "nothing to show"),
+        (["{tmp}/none.onnx"], "no such file"),
+        (["{tmp}", "{bundle}"], "a run is shown as a whole"),
+    ],
+)
+def test_what_is_refused(
+    archipel: Command,
+    tmp_path: Path,
+    key: Path,
+    arguments: list[str],
+    told: str,
+) -> None:
+    places = {"bundle": BUNDLE, "tmp": tmp_path, "key": key}
+    _, err = archipel("insight", *(each.format(**places) for each in arguments), code=1)
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_the_server(tmp_path: Path, key: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "archipel",
+        "insight",
+        str(BUNDLE),
+        "--key",
+        str(key),
+        "--no-times",
+        "--no-browser",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=None) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = line.split()[0]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/", address), line
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            assert "script-src 'sha256-" in answer.headers["Content-Security-Policy"]
+            assert b"0.weight" in answer.read()
+        process.terminate()

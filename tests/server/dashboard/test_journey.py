@@ -1,0 +1,114 @@
+"""An operator's whole way by forms and pages alone: from an empty server to a model that is rolled back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.devices import POPULATION
+from tests.support.fleet import GATE, Fleet
+from tests.support.visitors import Visitor, access_token, fill
+from tests.support.world import World
+
+
+@pytest.fixture
+def visitor(world: World) -> Visitor:
+    return Visitor(world, access_token(world, "operator")[0])
+
+
+def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visitor: Visitor) -> None:
+    devices = world.add_devices(5)
+    bundle = world.publish()
+    task = fill(
+        visitor, "/dashboard/tasks/new", name="spring", kind="training", population=POPULATION, bundle=bundle,
+        rounds="1", cohort="5", min_cohort="3", privacy="secure", mode="semi-synchronous", more='{"threshold": 3}',
+    )  # fmt: skip
+    assert "No round was opened yet." in visitor.words(task)
+    world.start_round(devices)
+    world.run_to("committed", devices)
+    world.settle()
+    task_id = task.rsplit("/", 1)[1]
+    assert "completed" in visitor.words(task)
+    (done,) = world.rounds(task_id)
+    words = visitor.words(f"/dashboard/rounds/{done['round_id']}")
+    assert "unmasking 5" in words
+
+    model = fill(visitor, "/dashboard/new-model", name="digits", population=POPULATION)
+    assert model == "/dashboard/models/digits"
+    first = fill(visitor, f"{model}/register", bundle=bundle)
+    second = fill(visitor, f"{model}/register", task_id=task_id)
+    assert (first, second) == (f"{model}/versions/1", f"{model}/versions/2")
+    assert "The version was promoted." in visitor.do(f"{first}/promote")
+    words = visitor.words(f"{model}/compare?versions=1,2")
+    assert "Devices in its round – 5" in words
+    assert "Made from – version 1" in words
+
+    rollout = fill(visitor, f"{second}/rollout", stages="50 % for 1 min\n100 % for 30 s", metric="")
+    assert "50 % of devices" in visitor.words(rollout)
+    assert "The rollout is paused." in visitor.do(f"{rollout}/pause")
+    assert "The rollout goes on." in visitor.do(f"{rollout}/resume")
+    assert "The rollout was aborted." in visitor.do(f"{rollout}/abort")
+    assert "The version was promoted." in visitor.do(f"{second}/promote")
+    assert "The model was rolled back." in visitor.do(f"{model}/rollback")
+    assert world.operator("GET", "/v1/models/digits")[1]["promoted"] == 1
+    assert "It was rejected: it forgets sevens" in visitor.do(f"{second}/reject", reason="it forgets sevens")
+    assert "The version was restored." in visitor.do(f"{second}/restore")
+    assert "The device was revoked." in visitor.do(f"/dashboard/devices/{devices[0].id}/revoke")
+    assert "revoked" in visitor.words("/dashboard/devices?state=revoked")
+
+
+def test_what_an_operator_did_is_in_the_audit_log(world: World) -> None:
+    token, token_id = access_token(world, "operator")
+    operator = Visitor(world, token)
+    for number in range(60):
+        fill(operator, "/dashboard/new-model", name=f"model-{number}", population=f"p{number}")
+    auditor = Visitor(world, access_token(world, "auditor")[0])
+    html = auditor.page("/dashboard/audit")
+    assert "model-59" in html
+    assert "model-1<" not in html
+    assert token_id in html
+    start = html.index("/dashboard/audit?before=")
+    assert "model-1<" in auditor.page(html[start : html.index('"', start)])
+
+
+def test_a_form_says_what_is_wrong_and_keeps_what_was_typed(world: World, visitor: Visitor) -> None:
+    bundle = world.publish()
+    form = {"name": "spring", "kind": "training", "population": POPULATION, "bundle": bundle, "rounds": "many",
+            "cohort": "5", "min_cohort": "3", "privacy": "secure", "mode": "synchronous"}  # fmt: skip
+    answer = visitor.post("/dashboard/tasks/new", **form)
+    html = answer.get_data(as_text=True)
+    assert answer.status_code == 422
+    assert "Rounds: expected a whole number, got &#39;many&#39;" in html
+    assert 'value="many"' in html
+    assert bundle in html
+    form |= {"rounds": "2", "bundle": "0" * 64, "sure": "yes", "key": "k" * 16}
+    answer = visitor.post("/dashboard/tasks/new", **form)
+    assert answer.status_code == 422
+    assert f"No bundle {'0' * 64}; upload it first" in answer.get_data(as_text=True)
+    form |= {"more": '{"cohort": "five"}', "cohort": ""}
+    assert visitor.post("/dashboard/tasks/new", **form).status_code == 422
+    assert world.operator("GET", "/v1/tasks")[1]["items"] == []
+
+
+def test_a_form_that_is_sent_twice_makes_one_thing(world: World, visitor: Visitor) -> None:
+    form = {"name": "spring", "kind": "training", "population": POPULATION, "bundle": world.publish(), "rounds": "1",
+            "cohort": "5", "min_cohort": "3", "privacy": "plain", "mode": "synchronous", "sure": "yes",
+            "key": "k" * 32}  # fmt: skip
+    first, again = (visitor.post("/dashboard/tasks/new", **form) for _ in range(2))
+    assert (first.status_code, again.status_code) == (303, 303)
+    assert first.headers["Location"] == again.headers["Location"]
+    assert len(world.operator("GET", "/v1/tasks")[1]["items"]) == 1
+
+
+def test_a_rollout_with_a_gate(world: World, visitor: Visitor) -> None:
+    Fleet(world).create(2)
+    rollout = fill(
+        visitor, "/dashboard/models/digits/versions/2/rollout", stages="50% 60\n100 30 s", metric="accuracy",
+        better="higher", range="1", max_loss="0.05", min_devices="3", max_devices="3", privacy="plain",
+        seconds="600",
+    )  # fmt: skip
+    shown = world.operator("GET", f"/v1/rollouts/{rollout.rsplit('/', 1)[1]}")[1]
+    assert {name: shown["gate"][name] for name in GATE} == GATE
+    assert [(each["percent"], each["soak_seconds"]) for each in shown["stages"]] == [(50, 60), (100, 30)]
+    words = visitor.words(rollout)
+    assert "accuracy, higher is better" in words
+    assert "version 2" in visitor.words("/dashboard/rollouts")
