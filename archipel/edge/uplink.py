@@ -32,6 +32,7 @@ def agent_config(services: Services, upstream: Upstream) -> AgentConfig:
         allow_http=upstream.allow_http,
         ca_file=path(upstream.ca_file) if upstream.ca_file else None,
         kinds=("training",),
+        otlp_address=services.settings.otlp_address,
         allow_development=services.settings.allow_development,
         max_peak_bytes=1 << 50,
         max_upload_bytes=upstream.max_bytes,
