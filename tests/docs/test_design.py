@@ -78,7 +78,7 @@ def test_every_setting_of_the_server_is_documented() -> None:
 
     page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
     rows = {
-        name: default
+        name.strip("[]"): default
         for names, default in re.findall(r"^\| (`.+?`) \| (.+?) \|", page, re.M)
         for name in names.split("`")
     }

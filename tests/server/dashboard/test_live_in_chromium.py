@@ -84,7 +84,8 @@ class Crowd:
         self._server, self._pool = server, urllib3.PoolManager(maxsize=number)
         with OperatorClient(server.url, data_folder[1]) as operator:
             key = operator.server.info().server_key
-        self._threads = ThreadPoolExecutor(16)
+        # No more at once than the server takes of strangers from one address.
+        self._threads = ThreadPoolExecutor(6)
         self.devices = [Device(self._send, data_folder[2], key, not_after=2e9) for _ in range(number)]
         self.each(lambda device: device.enrol().open_session())
 
