@@ -22,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from archipel.server.http.app import create_app
 from measure import arguments, print_alone, state_run
 from server_load import POPULATION, Fleet
 from werkzeug.test import EnvironBuilder, run_wsgi_app
@@ -31,6 +30,7 @@ from archipel.bundle import write_weights
 from archipel.protocol.messages import CheckInResponse, RoundPlan
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
+from archipel.server import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 
