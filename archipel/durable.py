@@ -108,6 +108,27 @@ def publish(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def publish_unsynced(temporary: Path, path: Path) -> None:
+    """As `publish`, of a file that is not synced yet. Name and bytes go to the disk together, in half the time.
+
+    Until this has returned a power cut may leave a part of the file at `path`: only for readers who learn afterwards
+    that it counts, and where nothing was at `path`. A file that is there is replaced as `publish` does, once the
+    temporary one is synced. After a kill `path` is missing or whole, and the temporary name may still be there, too.
+    """
+    try:
+        # Unlike a rename it never takes the place of a file that somebody may rely on already.
+        os.link(temporary, path)
+    except FileNotFoundError:
+        raise
+    except OSError:  # there is such a file, or the file system has no links
+        sync_file(temporary)
+        publish(temporary, path)
+        return
+    temporary.unlink()
+    sync_file(path)
+    sync_folder(path.parent)
+
+
 def remove_durably(path: Path) -> bool:
     """Remove the file and sync its folder. Returns whether it was there.
 

@@ -44,7 +44,7 @@ THREADS = 16
 class Fleet:
     """A data folder with devices whose sessions are open already: what is measured is not enrolment."""
 
-    def __init__(self, folder: Path, devices: int, **settings: Any) -> None:
+    def __init__(self, folder: Path, devices: int, *, session_end: float | None = None, **settings: Any) -> None:
         self.folder = folder
         self.publisher = b.generate_key()
         self.operator_token = init_data_folder(
@@ -64,7 +64,7 @@ class Fleet:
             for each in ids
         ]  # fmt: skip
         sessions = [
-            {"token_hash": token_hash(token), "device_id": each, "expires": now + 86400}
+            {"token_hash": token_hash(token), "device_id": each, "expires": session_end or now + 86400}
             for each, token in zip(ids, self.tokens)
         ]
         with self.services.database.write() as session:

@@ -31,11 +31,12 @@ from archipel.bundle.roles import (
     Step,
     Update,
 )
-from archipel.errors import ArchipelError, SimulationError, TrainingError
+from archipel.errors import ArchipelError, IndexRangeError, SimulationError, TrainingError
 from archipel.lite_runtime import DeviceState
 from archipel.lite_runtime.engines.delegates import Delegates
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
+from archipel.lite_runtime.out_of_range import locate
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import data_ports, find_program, need_program
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, find_features
@@ -162,12 +163,22 @@ class Lanes:
                 self._run_phase(phase, number, group, used)
             group.counts = used
             outputs = self._run(self._finish, group, np.arange(lanes), {})
+        except IndexRangeError as error:
+            raise self._of_client(error, work, group, numbers) from None
         except ArchipelError as error:
             raise SimulationError(f"clients {numbers[0]} to {numbers[-1]}, round {work.number}: {error}") from None
         finally:
             if group.features is not None and group.features is not self._features:
                 group.features.close()
         self._report(work, group, outputs, partial)
+
+    def _of_client(self, error: IndexRangeError, work: Work, group: _Group, numbers: list[int]) -> SimulationError:
+        """The error that names the client, and the rows of its own examples, that have a number out of range."""
+        for number, rows in zip(numbers, group.rows):
+            found = locate(error, self._bundle, {name: array[rows] for name, array in group.arrays.items()})
+            if found.located:
+                return SimulationError(f"client {number}, round {work.number}: {found}")
+        return SimulationError(f"clients {numbers[0]} to {numbers[-1]}, round {work.number}: {error}")
 
     def _gather(self, work: Work, numbers: list[int]) -> _Group:
         clients = self._clients

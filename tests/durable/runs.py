@@ -82,6 +82,8 @@ class Disk:
 
     def do(self, call: dict[str, str]) -> None:
         name, path = call["name"], call["path"]
+        if "fails" in call:
+            return
         if name == "mkdir" or (name == "open" and "makes" in call and self._find(path) is None):
             self._make(path, is_folder=name == "mkdir")
         elif name == "fsync":
@@ -95,8 +97,10 @@ class Disk:
             number = self._find(path)
             assert number is not None
             self._data[number] = UNKNOWN
-        elif name in ("replace", "rename"):
-            number = self._take(path)
+        elif name in ("replace", "rename", "link"):
+            found = self._find(path) if name == "link" else self._take(path)
+            assert found is not None
+            number = found
             parent, last = self._parent(call["to"])
             self._seen[parent][last] = number
         elif name in ("unlink", "rmdir"):

@@ -86,6 +86,25 @@ def test_publishing_from_another_folder(ran: Callable[[str, Tree], Run]) -> None
     assert found.killed == [{"file": "old", "parts/": "", "parts/part": "new"}, done, done, done]
 
 
+def test_publishing_what_is_not_synced(ran: Callable[[str, Tree], Run]) -> None:
+    found = ran("publish_unsynced", {"parts/": ""})
+    assert found.said[2:] == [
+        "link parts/part file", "unlink parts/part", "open file", "fsync file", "open .", "fsync .",
+    ]  # fmt: skip
+    both, done = {"file": "new", "parts/": "", "parts/part": "new"}, {"file": "new", "parts/": ""}
+    assert found.killed[2:] == [{"parts/": "", "parts/part": "new"}, both, done, done, done, done, done]
+
+
+def test_publishing_what_is_not_synced_over_a_file(ran: Callable[[str, Tree], Run]) -> None:
+    """Which somebody may rely on: it stays until the new one is on the disk."""
+    found = ran("publish_unsynced", {**OLD, "parts/": ""})
+    assert found.said[2:] == [
+        "link parts/part file", "open parts/part", "fsync parts/part", "replace parts/part file", "open .", "fsync .",
+    ]  # fmt: skip
+    before, done = {"file": "old", "parts/": "", "parts/part": "new"}, {"file": "new", "parts/": ""}
+    assert found.killed[2:] == [before, before, before, before, done, done, done]
+
+
 def test_removing(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("remove", OLD)
     assert found.said == ["unlink file", "open .", "fsync ."]

@@ -37,6 +37,11 @@ CASES: dict[str, tuple[str, Tree, Promise]] = {
     "write": ("write", {}, one_of("file", None, "new")),
     "replacing": ("replacing", OLD, one_of("file", "old", "new")),
     "publish": ("publish", {**OLD, "parts/": "", "parts/part": "new"}, one_of("file", "old", "new")),
+    # Under its name before it is synced: until the end it may hold anything.
+    "publish_unsynced": (
+        "publish_unsynced", {"parts/": ""}, lambda there, returned: not returned or there["file"] == "new",
+    ),
+    "publish_unsynced over": ("publish_unsynced", {**OLD, "parts/": ""}, one_of("file", "old", "new")),
     "remove": ("remove", OLD, one_of("file", "old", None)),
     # Under its name from the start: until the end it may hold anything.
     "create": ("create", {}, lambda there, returned: not returned or there == {"made": "new"}),

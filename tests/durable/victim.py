@@ -21,7 +21,7 @@ from archipel import durable
 
 R = TypeVar("R")
 
-CHANGING = ("open", "write", "pwrite", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
+CHANGING = ("open", "write", "pwrite", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir")
 """Functions of `os` through which a process changes folders and files, or has them synced."""
 
 
@@ -62,6 +62,11 @@ def publish(folder: Path) -> None:
     durable.publish(folder / "parts" / "part", folder / "file")
 
 
+def publish_unsynced(folder: Path) -> None:
+    put(folder / "parts" / "part", b"new")
+    durable.publish_unsynced(folder / "parts" / "part", folder / "file")
+
+
 def remove(folder: Path) -> None:
     assert durable.remove_durably(folder / "file")
 
@@ -99,8 +104,8 @@ def lock(folder: Path) -> None:
 ACTIONS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
     for each in (
-        write, replacing, create, creating, publish, remove, overwrite, make_folder, creating_folder, replace_folder,
-        sweep, lock,
+        write, replacing, create, creating, publish, publish_unsynced, remove, overwrite, make_folder,
+        creating_folder, replace_folder, sweep, lock,
     )
 }  # fmt: skip
 
@@ -123,12 +128,16 @@ class Watched:
             if len(self.calls) == self._stop:
                 os.kill(os.getpid(), signal.SIGKILL)
             call = {"name": name, "path": self._name(arguments[0], options)}
-            if name in ("replace", "rename"):
+            if name in ("replace", "rename", "link"):
                 call["to"] = self._name(arguments[1], options)
             if name == "open" and arguments[1] & os.O_CREAT:
                 call["makes"] = "yes"
             self.calls.append(call)
-            result = real(*arguments, **options)
+            try:
+                result = real(*arguments, **options)
+            except OSError:
+                call["fails"] = "yes"
+                raise
             if name == "fsync":
                 path = self._folder / call["path"]
                 call["data"] = "" if path.is_dir() else path.read_text(errors="replace")

@@ -92,7 +92,7 @@ def test_settings_from_the_environment_and_the_caller(data_folder: DataFolder) -
 def test_every_setting_can_be_set_by_the_environment(data_folder: DataFolder) -> None:
     folder, _, _ = data_folder
     settings = load_settings(folder, environment={})
-    assert len(settings.environment()) == len(Settings.__struct_fields__) - 2  # but folder and upstream
+    assert len(settings.environment()) == len(Settings.__struct_fields__) - 3  # but folder, upstream and openid
 
 
 @pytest.mark.parametrize(

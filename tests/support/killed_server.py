@@ -119,6 +119,7 @@ def watch(point: Callable[[], None]) -> None:
 
     os.fsync = watched(os.fsync)
     os.replace = watched(os.replace)
+    os.link = watched(os.link)
     os.rmdir = watched(os.rmdir)
     Path.unlink = watched(Path.unlink)  # type: ignore[method-assign]
     Path.mkdir = watched(Path.mkdir)  # type: ignore[method-assign]

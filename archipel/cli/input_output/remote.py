@@ -17,7 +17,7 @@ import msgspec
 from archipel.cli.input_output.distributions import worst_tenths
 from archipel.cli.input_output.short_ids import whole_ids
 from archipel.durable import write_durably
-from archipel.errors import ClientError, CommandError
+from archipel.errors import ClientError, CommandError, RefusedError
 from archipel.operator import OperatorClient
 from archipel.operator.connection import ACCESS_TOKEN
 from archipel.protocol import written
@@ -101,9 +101,15 @@ def _connected(function: Callable[..., Any], only_with: tuple[str, str] | None) 
             raise CommandError(f"{option} asks a server; give --server, or set {SERVER}")
         check_url(server, f"--server or {SERVER}", allow_http=allow_http, setting=f"--allow-http or {HTTP}=1")
         tls = _tls(server, ca, client_certificate, client_key)
-        token = _token(token_file)
+        name, token = _token(token_file)
         with OperatorClient(server, token, tls=tls, on_outage=_outage, allow_http=allow_http) as client:
-            return function(client, *arguments, **whole_ids(client, options))
+            try:
+                return function(client, *arguments, **whole_ids(client, options))
+            except RefusedError as error:
+                if error.status == 401:
+                    # People have several tokens and servers, and the error has to say which two did not fit.
+                    raise CommandError(f"{name}: {server} does not take this token: {error}") from None
+                raise
 
     return wrapped
 
@@ -119,7 +125,8 @@ def _tls(server: str, ca: Path | None, certificate: Path | None, key: Path | Non
     return None
 
 
-def _token(file: Path | None) -> str:
+def _token(file: Path | None) -> tuple[str, str]:
+    """Where the token is from, and the token."""
     # There is no option for the token itself: every user of the machine can see the command lines of all processes.
     if file is None:
         name, token = TOKEN, os.environ.get(TOKEN, "").strip()
@@ -131,7 +138,7 @@ def _token(file: Path | None) -> str:
     if not ACCESS_TOKEN.fullmatch(token):
         # The file may hold another secret, such as a private key, so the message does not show its content.
         raise CommandError(f"{name}: expected an access token, one line of printable ASCII without blanks")
-    return token
+    return name, token
 
 
 def _outage(error: ClientError | None) -> None:
@@ -209,7 +216,7 @@ def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Coll
 
 def _rows(values: Mapping[str, Any], indent: str) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if value in (None, "", [], {}):
+        if value in (None, "", [], (), {}):
             continue
         yield indent + name, "" if isinstance(value, dict) else _text(value)
         if isinstance(value, dict):
@@ -217,7 +224,7 @@ def _rows(values: Mapping[str, Any], indent: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     if isinstance(value, dict):
         return " ".join(f"{name}={_text(each)}" for name, each in value.items())

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, Executable, Row, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
@@ -21,39 +21,17 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from archipel.errors import RefusalError, ServerError
+from archipel.errors import ServerError
+from archipel.server.database.group_commit import GroupCommit, Work, one_by_one
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA = "0029"
 """Revision of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"
-
-
-class _Job(Generic[T]):
-    """Work that one thread wants done in a writing transaction, and its outcome."""
-
-    def __init__(self, work: Callable[[Connection], T]) -> None:
-        self._work = work
-        self.done = False
-        self.result: T | None = None
-        self.error: Exception | None = None
-
-    def run(self, connection: Connection) -> None:
-        self.error = None
-        try:
-            self.result = self._work(connection)
-        except RefusalError as error:  # it has changed nothing, so the other jobs of the transaction go on
-            self.error = error
-
-    def outcome(self) -> T:
-        if self.error is not None:
-            raise self.error
-        if not self.done:  # the thread that ran it with its own job was ended by a BaseException
-            raise ServerError("the transaction was not committed")
-        return cast(T, self.result)
 
 
 class Database:
@@ -64,10 +42,13 @@ class Database:
             parsed = make_url(url)
             if parsed.drivername == "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
+            # Else a database of another encoding gives bytes where SQLAlchemy expects text.
+            encoded = {"client_encoding": "utf8"} if parsed.get_backend_name() == "postgresql" else {}
             # Errors are logged, and parameters are what devices and people sent.
             self.engine = create_engine(
-                parsed, pool_size=connections, max_overflow=4, pool_timeout=30, hide_parameters=True
-            )
+                parsed, pool_size=connections, max_overflow=4, pool_timeout=30, hide_parameters=True,
+                connect_args=encoded,
+            )  # fmt: skip
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ServerError(f"database {url.split(':', 1)[0]!r}: {error}; expected an SQLAlchemy URL") from None
         self._where = parsed.render_as_string(hide_password=True)
@@ -80,11 +61,15 @@ class Database:
             event.listen(self.engine, "begin", _sqlite_begin)
         self.on_write: Callable[[float], None] | None = None
         """Called after each writing transaction with the seconds that it took, its wait for the lock left out."""
-        self._committing, self._queue_lock = threading.Lock(), threading.Lock()
-        self._queue: list[_Job[Any]] = []
         self._writer = self.engine.execution_options(**{_WRITE: True})
-        # For single statements, which need no explicit transaction.
         sqlite = parsed.get_backend_name() == "sqlite"
+        # SQLite has one writer at a time, so all that is to be written goes together. PostgreSQL has many, which lock
+        # rows: works of different kinds lock them in different orders and stay apart.
+        # `_write_rows` is looked up at each transaction, because tests of kills put another one in its place.
+        self._group = GroupCommit(lambda: self._write_rows()) if sqlite else None
+        self._groups: dict[Callable[..., Any], GroupCommit] = {}
+        self._groups_lock = threading.Lock()
+        # For single statements, which need no explicit transaction.
         self._looking = _Kept(parsed) if sqlite else _Pooled(self.engine)
 
     @contextmanager
@@ -133,36 +118,21 @@ class Database:
         Durable when it returns. `work` may be run twice, and must have changed nothing when it raises RefusalError. On
         PostgreSQL it has a transaction of its own, because that database syncs concurrent commits together itself.
         """
-        # Group commit: each thread queues its job. The first one to get `_committing` runs all queued jobs; the others
-        # find theirs done when they get it. While a commit waits for the disk, the next group gathers.
-        if self.engine.dialect.name != "sqlite":
+        if self._group is None:
             with self._write_rows() as connection:
                 return work(connection)
-        job: _Job[T] = _Job(work)
-        with self._queue_lock:
-            self._queue.append(job)
-        with self._committing:
-            if not job.done:
-                with self._queue_lock:
-                    jobs, self._queue = self._queue, []
-                self._commit(jobs)
-        return job.outcome()
+        return self._group.run(one_by_one, work)
 
-    def _commit(self, jobs: list[_Job[Any]]) -> None:
-        try:
-            with self._write_rows() as connection:
-                for job in jobs:
-                    job.run(connection)
-        except Exception as error:  # noqa: BLE001 - raised again, by the thread whose job it was
-            # One job failed, and the transaction of all was rolled back. Each is run again by itself, so that only the
-            # one that fails has the error.
-            if len(jobs) > 1:
-                for job in jobs:
-                    self._commit([job])
-                return
-            jobs[0].error = error
-        for job in jobs:
-            job.done = True
+    def together_with(self, work: Work[V, T], value: V) -> T:
+        """As `together`, where all threads do the same `work` with values of their own: it gets the values at once.
+
+        So it can look up and insert the rows of all in two statements. On PostgreSQL, too, they share a transaction.
+        """
+        group = self._group
+        if group is None:
+            with self._groups_lock:
+                group = self._groups.setdefault(work, GroupCommit(lambda: self._write_rows()))
+        return group.run(work, value)
 
     def migrate(self) -> None:
         """Migrate the schema to this version. Raises ServerError if the database cannot be opened or is newer."""
@@ -194,12 +164,20 @@ class Database:
         """The revision of the database's schema; None for a new database."""
         try:
             with self.read() as session:
+                self._require_encoding(session)
                 if not inspect(session.connection()).has_table("alembic_version"):
                     return None
                 revision: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
                 return revision
         except SQLAlchemyError as error:
             raise ServerError(f"{self._where}: {_reason(error)}") from None
+
+    def _require_encoding(self, session: Session) -> None:
+        if self.engine.dialect.name == "postgresql" and session.scalar(text("SHOW server_encoding")) == "SQL_ASCII":
+            raise ServerError(
+                f"{self._where}: its encoding is SQL_ASCII, with which PostgreSQL checks and converts no text; make a "
+                "database with CREATE DATABASE archipel ENCODING 'UTF8' TEMPLATE template0, and give its URL"
+            )
 
     def dispose(self) -> None:
         self._looking.close()

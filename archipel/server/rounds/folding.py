@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, literal_column, select, update
 from sqlalchemy.orm import Session
 
 from archipel.errors import ServerError
@@ -24,7 +24,7 @@ from archipel.protocol.vector import Layout, Vector
 from archipel.server.database.tables import UPDATE_PHASES, Answer, Round, Task
 from archipel.server.storage.spool import UpdateSpool, sum_name, update_name
 
-BATCH = 16
+BATCH = 64
 BATCH_BYTES = 64 << 20
 """A checkpoint is made for at least so many waiting updates, or bytes of them: each rewrites the whole sum."""
 
@@ -130,17 +130,24 @@ def fold(spool: UpdateSpool, total: RunningSum, updates: Sequence[Pending], expo
 
 def record(session: Session, current: Round, updates: Sequence[Pending], digest: str) -> None:
     """Note in the caller's transaction that the checkpoint `digest` holds these updates too."""
-    for folded_update in updates:
-        session.execute(
-            update(Answer)
-            .where(
-                Answer.round_id == folded_update.origin,
-                Answer.device_id == folded_update.device_id,
-                Answer.phase.in_(UPDATE_PHASES),
-            )
-            .values(folded_into=current.round_id)
-        )
+    session.execute(
+        _FOLDED,
+        [{"of_round": each.origin, "of_device": each.device_id, "into": current.round_id} for each in updates],
+    )
     current.sum_digest = digest
+
+
+# Of the table and not of the class, so that it is one statement with many parameters; the phases are literals, as
+# parameters of a list cannot be given many times.
+_FOLDED = (
+    update(Answer.__table__)  # type: ignore[arg-type]
+    .where(
+        Answer.round_id == bindparam("of_round"),
+        Answer.device_id == bindparam("of_device"),
+        Answer.phase.in_([literal_column(f"'{phase}'") for phase in UPDATE_PHASES]),
+    )
+    .values(folded_into=bindparam("into"))
+)
 
 
 def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: str | None, new: str) -> None:
@@ -148,7 +155,7 @@ def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: s
 
     Only after the transaction of `record` is committed: until then these files are the only copy.
     """
-    for folded_update in updates:
-        spool.drop(folded_update.origin, [update_name(folded_update.device_id, folded_update.digest)])
+    for origin in {each.origin for each in updates}:
+        spool.drop(origin, [update_name(each.device_id, each.digest) for each in updates if each.origin == origin])
     if old is not None and old != new:  # updates of zeros leave the sum, and so its file, as it was
         spool.drop(round_id, [sum_name(old)])

@@ -1,15 +1,15 @@
-"""A device's seat in a round: what it may send and read now, and how its answers are stored."""
+"""A device's seat in a round: what it may send and read now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, and_, bindparam, insert, select
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, select
 
-from archipel.errors import ConflictError, ForbiddenError, GoneError, NotFoundError
-from archipel.protocol.messages import Protocol, Receipt
+from archipel.errors import ConflictError, ForbiddenError, GoneError, NotFoundError, RefusalError
+from archipel.protocol.messages import Protocol
 from archipel.server.database.tables import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.database.task_requests import decode_request
 from archipel.server.devices.revocation import require_active
@@ -131,7 +131,7 @@ class Seat:
             raise GoneError(f"this device dropped out: it did not complete phase {phase} in time")
 
 
-_SEAT = (
+_SEATS = (
     select(
         Round.phase,
         Round.phase_ends,
@@ -154,16 +154,25 @@ _SEAT = (
         Answer.digest.label("answer"),
     )
     .join(Task, Task.task_id == Round.task_id)
-    # Outer joins: there is a row also for a device without a seat, and for one that has sent nothing.
-    .outerjoin(
-        Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("seat_device"))
-    )
-    .outerjoin(Device, Device.device_id == Participant.device_id)
-    .outerjoin(Answer, Answer.of(Round.round_id, Participant.device_id))
     .where(Round.round_id == bindparam("seat_round"))
 )
+
+
+def _seats_of(devices: ColumnElement[bool]) -> Any:
+    # Outer joins: there is a row also for a device without a seat, and for one that has sent nothing.
+    return (
+        _SEATS.outerjoin(Participant, and_(Participant.round_id == Round.round_id, devices))
+        .outerjoin(Device, Device.device_id == Participant.device_id)
+        .outerjoin(Answer, Answer.of(Round.round_id, Participant.device_id))
+    )
+
+
+_SEAT = _seats_of(Participant.device_id == bindparam("seat_device"))
 # A shared lock of the round: handlers do not wait for each other, only for the coordinator's step, and it for them.
 _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
+_LOCKED_SEATS = _seats_of(Participant.device_id.in_(bindparam("seat_devices", expanding=True))).with_for_update(
+    read=True, of=Round
+)
 
 
 def find_seat(services: Services, round_id: str, device_id: str, *protocols: Protocol) -> Seat:
@@ -186,14 +195,33 @@ def take_seat(connection: Connection, round_id: str, device_id: str, *, now: flo
     return _seat(rows, round_id, device_id, now)
 
 
-def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Seat:
-    if not rows:
+def take_seats(
+    connection: Connection, round_id: str, device_ids: Collection[str], *, now: float
+) -> dict[str, Seat | RefusalError]:
+    """As `take_seat`, of several devices in one query: the seat of each, or the error that `take_seat` raises."""
+    found = connection.execute(_LOCKED_SEATS, {"seat_round": round_id, "seat_devices": sorted(device_ids)}).all()
+    rows: dict[str, list[Any]] = {}
+    for row in found:
+        rows.setdefault(row.device_id, []).append(row)
+    seats: dict[str, Seat | RefusalError] = {}
+    for device_id in device_ids:
+        try:
+            seats[device_id] = _seat(rows.get(device_id, []), round_id, device_id, now, exists=bool(found))
+        except RefusalError as error:
+            seats[device_id] = error
+    return seats
+
+
+def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float, *, exists: bool = False) -> Seat:
+    """`exists`: there is such a round, also if there are no rows."""
+    if not rows and not exists:
         raise NotFoundError(f"no round {round_id}")
-    row = rows[0]
-    if row.device_id is None:
+    if not rows or rows[0].device_id is None:
         raise ForbiddenError("this device is not in the round")
+    row = rows[0]
     # The session may come from a cache that does not know yet that the device was revoked.
     require_active(device_id, row.revoked)
+    request = decode_request(row.request)
     return Seat(
         round_id=round_id,
         device_id=device_id,
@@ -206,65 +234,15 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         # One row for each answer of the device, and a single one with nulls if it has sent nothing.
         answers={each.answered: each.answer for each in rows if each.answered is not None},
         privacy=row.privacy,
-        protocol=decode_request(row.request).protocol or "complete",
+        protocol=request.protocol or "complete",
         population=row.population,
         buffer_ends=row.ends,
         left=row.left is not None,
         excluded=row.excluded is not None,
-        max_cohort=group_size(decode_request(row.request)),
+        max_cohort=group_size(request),
         task_over="" if row.state in LIVE else row.state,
         now=now,
         # A round's number is that of the version it makes, so one above the number of the version it began with.
         staleness=max(row.rounds_committed + 1 - row.number, 0),
-        max_staleness=0 if row.ends is None else decode_request(row.request).max_staleness,
+        max_staleness=0 if row.ends is None else request.max_staleness,
     )
-
-
-def store_answer(
-    services: Services,
-    seat: Seat,
-    phase: str,
-    *,
-    digest: str,
-    size: int,
-    body: bytes | None = None,
-    also: Callable[[Connection], None] | None = None,
-) -> Receipt:
-    """Record that the device answered. Durable when it returns, so the device's request can be acknowledged then.
-
-    Arguments:
-        services: The server's database and clock.
-        seat: The seat as `find_seat` gave it; it is looked up again under the lock.
-        phase: The phase in which the device answers.
-        digest: SHA-256 (hex) of the message's bytes.
-        size: Length of the message in bytes.
-        body: The message, or None if it is stored elsewhere (updates in the spool, shares in their own table).
-        also: Further writes of the same transaction. Not called if the same message is stored already.
-
-    Raises:
-        RefusalError: The phase ended meanwhile, or another message is stored.
-    """
-    row = {
-        "round_id": seat.round_id,
-        "phase": phase,
-        "device_id": seat.device_id,
-        "digest": digest,
-        "size": size,
-        "body": body,
-        "received": services.clock(),
-        "fetched": services.fetched.take(seat.device_id),
-    }
-
-    def store(connection: Connection) -> Receipt:
-        # `may_send` comes before any write, as `Database.together` demands of work that may raise RefusalError.
-        locked_seat = take_seat(connection, seat.round_id, seat.device_id, now=services.clock())
-        if locked_seat.may_send(phase, digest):
-            connection.execute(_STORE, row)
-            if also is not None:
-                also(connection)
-        return Receipt()
-
-    return services.database.together(store)
-
-
-_STORE = insert(Answer)

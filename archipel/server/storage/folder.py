@@ -1,7 +1,8 @@
 """Stores files in a folder of this machine or of a network file system.
 
 A file is synced, renamed into place, and its folder is synced. So after a kill or a power cut a key has the whole file
-or none, and an acknowledged file is there.
+or none, and an acknowledged file is there. Files that count only once they are recorded get their
+place first, and then file and folder are synced: of those that were not acknowledged a power cut may leave a part.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class FolderStorage:
     def make_folder(self, folder: str) -> None:
         make_folder(self.root / folder)
 
-    def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
-        return write_temporary(self.root / folder, chunks)
+    def receive(self, folder: str, chunks: Iterable[bytes], *, named: bool = True) -> Written:
+        return write_temporary(self.root / folder, chunks, sync=named)
 
     def keep(self, written: Written, key: str, *, reread: bool = False) -> None:
         written.publish(self.root / key)

@@ -40,8 +40,11 @@ class Storage(Protocol):
     def make_folder(self, folder: str) -> None:
         """Make the folder, durably when this returns. Does nothing in a store without folders."""
 
-    def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
+    def receive(self, folder: str, chunks: Iterable[bytes], *, named: bool = True) -> Written:
         """Stream into a local temporary file, for `keep` to put into `folder`; INCOMING if that is not known yet.
+
+        Not `named`: a file of its key counts only once somebody has recorded it, so after a power cut in `keep` it may
+        have lost a part. That takes less time.
 
         Raises FileNotFoundError if the store has folders and this one is gone. After an error no file stays behind.
         """

@@ -78,7 +78,7 @@ class ObjectStorage:
     def make_folder(self, folder: str) -> None:
         pass
 
-    def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
+    def receive(self, folder: str, chunks: Iterable[bytes], *, named: bool = True) -> Written:
         return self._cache.receive(chunks)
 
     def keep(self, written: Written, key: str, *, reread: bool = False) -> None:

@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from archipel.durable import publish, sync_open
+from archipel.durable import publish, publish_unsynced, sync_open
 
 CHUNK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
 class Written:
-    """A temporary file, to be published or discarded. `digest` is its SHA-256 (hex), `size` its length in bytes."""
+    """A temporary file, to be published or discarded. `digest` is its SHA-256 (hex), `size` its length in bytes;
+    `synced` says whether its bytes are on the disk already."""
 
     temporary: Path
     digest: str
     size: int
+    synced: bool
 
     def publish(self, path: Path) -> None:
-        """Rename to `path` (same file system, its folder exists) and sync that folder. Durable when it returns."""
-        publish(self.temporary, path)
+        """Rename to `path` (same file system, its folder exists) and sync what is not. Durable when it returns."""
+        (publish if self.synced else publish_unsynced)(self.temporary, path)
 
     def discard(self) -> None:
         self.temporary.unlink(missing_ok=True)
@@ -34,7 +36,7 @@ def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True)
 
     A file's final name holds its digest, which is known only at the end, so until then it is called `.TOKEN.part`. A
     killed process leaves it behind, and the owner of `folder` removes such files by age, as others may be in use.
-    Without `sync` the file may be lost or damaged after a power cut: only for files that are durable elsewhere.
+    Without `sync` it is not synced: for files that are durable elsewhere, or that `Written.publish` syncs.
     """
     temporary = folder / f".{secrets.token_hex(8)}.part"
     digest = hashlib.sha256()
@@ -50,7 +52,7 @@ def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return Written(temporary, digest.hexdigest(), size)
+    return Written(temporary, digest.hexdigest(), size, synced=sync)
 
 
 def _write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:

@@ -52,7 +52,7 @@ class UpdateSpool:
 
     def receive(self, round_id: str, chunks: Iterable[bytes]) -> Written:
         """Stream into a temporary file. Raises FileNotFoundError if the round's folder is gone: the round is over."""
-        return self._storage.receive(_folder(round_id), chunks)
+        return self._storage.receive(_folder(round_id), chunks, named=False)
 
     def keep(self, round_id: str, device_id: str, written: Written) -> str:
         """Put an update in place, durably when this returns. Raises FileNotFoundError as `receive` does.
@@ -67,6 +67,7 @@ class UpdateSpool:
         """Store a part of an update, durably when this returns."""
         folder = _parts(round_id, device_id)
         self._storage.make_folder(folder)
+        # A part counts once it has its name: nobody records it.
         self._storage.keep(self._storage.receive(folder, chunks), f"{folder}/{number}")
 
     def parts(self, round_id: str, device_id: str) -> list[int]:
@@ -96,7 +97,7 @@ class UpdateSpool:
 
     def keep_noise(self, task_id: str, chunks: Iterable[bytes]) -> Written:
         """Store a round's noise, durably when this returns. Raises FileNotFoundError as `receive` does."""
-        written = self.receive(task_id, chunks)
+        written = self._storage.receive(_folder(task_id), chunks)
         self._storage.keep(written, f"{_folder(task_id)}/{noise_name(written.digest)}")
         return written
 

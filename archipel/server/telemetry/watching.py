@@ -96,11 +96,11 @@ class WatchedStorage:
     def make_folder(self, folder: str) -> None:
         self._storage.make_folder(folder)
 
-    def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
+    def receive(self, folder: str, chunks: Iterable[bytes], *, named: bool = True) -> Written:
         source = _Chunks(chunks)
         began = time.perf_counter()
         try:
-            return self._storage.receive(folder, source)
+            return self._storage.receive(folder, source, named=named)
         except FileNotFoundError:
             raise
         except Exception:

@@ -40,11 +40,12 @@ class Group:
                 ends[place] = error
 
         threads = [threading.Thread(target=one, args=each) for each in enumerate(works)]
-        with self.database._committing:
+        assert self.database._group is not None
+        with self.database._group._committing:
             for thread in threads:
                 thread.start()
             end = time.monotonic() + 30
-            while len(self.database._queue) < len(works):
+            while len(self.database._group._queue) < len(works):
                 assert time.monotonic() < end
                 time.sleep(0.001)
         for thread in threads:

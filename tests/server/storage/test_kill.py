@@ -30,7 +30,7 @@ botocore.loaders.JSONFileLoader.__new__ = lambda kind: JSON
 botocore.session.get_session().create_client("s3", "us-east-1")
 folder, blobs, kind, out = Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5]
 LARGE = random.Random(5).randbytes((16 << 20) + 5)
-CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
+CHANGES = {"open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 # Both in pieces that are quick to look at; three parts, so that one is in the middle.
 if kind == "blob in parts":
     from archipel.server.storage import s3

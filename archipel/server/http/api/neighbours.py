@@ -37,8 +37,9 @@ from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.server.devices.faults import note_fault
 from archipel.server.http.problems import refuse, refusing
 from archipel.server.http.routes import DEVICE, B, Call, Route
+from archipel.server.rounds.answering import store_answer
 from archipel.server.rounds.neighbours.frozen_roster import FrozenRoster
-from archipel.server.rounds.seats import Seat, find_seat, store_answer
+from archipel.server.rounds.seats import Seat, find_seat
 
 PROTOCOLS: tuple[Protocol, ...] = ("neighbours", "neighbours-mlkem")
 

@@ -45,8 +45,9 @@ from archipel.server.devices.faults import note_fault
 from archipel.server.devices.rests import let_rest
 from archipel.server.http.problems import refuse, refusing
 from archipel.server.http.routes import DEVICE, READ, B, Call, Route
+from archipel.server.rounds.answering import store_answer
 from archipel.server.rounds.refusals import count_refusal
-from archipel.server.rounds.seats import find_seat, store_answer, take_seat
+from archipel.server.rounds.seats import find_seat, take_seat
 
 _STATUS = (
     select(

@@ -19,7 +19,8 @@ from archipel.server.database.tables import UPDATE_PHASES, Answer
 from archipel.server.http.api.bundles import body_chunks, declared_length
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import DEVICE, Call, Route
-from archipel.server.rounds.seats import Seat, find_seat, store_answer
+from archipel.server.rounds.answering import store_answer
+from archipel.server.rounds.seats import Seat, find_seat
 from archipel.server.services import Services
 from archipel.server.storage.received import Written
 

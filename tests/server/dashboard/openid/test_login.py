@@ -133,3 +133,9 @@ def test_names_of_people(world: World) -> None:
     assert re.fullmatch("openid:[0-9a-f]{40}", odd)
     assert odd != subject_id("https://b.example", "Ölga <script>")
     assert len(odd) <= 48
+
+
+def test_the_table_can_be_given_by_environment_variables(world: World) -> None:
+    given = world.settings.environment()
+    assert given["ARCHIPEL_SERVER_OPENID_OPERATORS"] == "ml"
+    assert load_settings(world.settings.folder, environment=given) == world.settings

@@ -10,6 +10,7 @@ import pytest
 from tests.server.http.test_task_control import *  # noqa: F403
 from tests.server.processes.coordinator.test_coordinator import *  # noqa: F403
 from tests.server.processes.coordinator.test_lease import *  # noqa: F403
+from tests.server.rounds.test_answering import *  # noqa: F403
 from tests.server.rounds.test_leaving import *  # noqa: F403
 from tests.server.rounds.test_rounds import *  # noqa: F403
 from tests.server.rounds.test_secure_round import *  # noqa: F403

@@ -333,7 +333,7 @@ def run(world: World, scenario: str, kill: int) -> Server:
 
 
 POINTS = {
-    "secure": 160,
+    "secure": 175,
     "neighbours": 240,
     "noisy": 330,
     "correlated": 320,
@@ -341,10 +341,10 @@ POINTS = {
     "robust": 200,
     "rooted": 140,
     "grouped": 320,
-    "buffered": 250,
+    "buffered": 275,
     "evaluated": 115,
-    "spoiled": 265,
-    "left": 160,
+    "spoiled": 290,
+    "left": 170,
 }
 """More than each scenario has; a kill beyond the last one kills nobody."""
 
