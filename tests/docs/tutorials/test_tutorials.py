@@ -22,8 +22,8 @@ def test_each_tutorial_is_run() -> None:
 @pytest.mark.sampled(every=6)
 def test_pytorch_on_devices(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/pytorch-on-devices.md", tmp_path, shell)
-    first, last = map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", printed)[0])
-    assert last < 0.5 * first
+    first, last = map(float, re.findall(r"right: ([\d.]+) -> ([\d.]+)", printed)[0])
+    assert last > first + 0.2
     (right,) = re.findall(r"(\d+)% right on people", printed)
     assert int(right) > 60  # of four classes
 
@@ -66,5 +66,5 @@ def test_pages_for_those_who_come_from_elsewhere(name: str, tmp_path: Path, shel
 def test_production_with_an_edge(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/production-with-an-edge.md", tmp_path, shell)
     assert "completed: 1 of 1 rounds" in printed
-    assert "0 of 6 clipped" in printed  # the six devices behind two edges
+    assert re.search(r"  committed +2 +2 ", printed)  # the two edges
     assert (tmp_path / "restored" / "server.toml").is_file()
