@@ -20,6 +20,7 @@ from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
 from archipel.preprocessing import from_settings
 from archipel.protocol.operator.registry import RolloutRequest
+from archipel.server.openid_settings import OpenId
 from archipel.server.registry.gates import check_gate
 from archipel.simulation import load_federation
 from archipel.strategies.device import describe
@@ -62,6 +63,7 @@ PREPROCESSING = "docs/preprocessing.md"
 EDGES = "docs/edge.md"
 """The page whose TOML is of a policy."""
 TASKS = "docs/operations.md"
+LOGINS = "docs/dashboard.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
@@ -108,6 +110,8 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
                 check_gate(gate)
             else:
                 msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest)
+        elif page == LOGINS:
+            assert msgspec.convert(tomllib.loads(text)["openid"], OpenId).role_of(["ml-team"]) == "operator"
         elif page == CARDS:
             assert parse_card(text)
         elif page == TRAININGS:

@@ -22,7 +22,8 @@ Body = Callable[[Desk, dict[str, Any], dict[str, str]], dict[str, Any]]
 @dataclass(frozen=True)
 class Maker:
     """A form at `path` that asks the API's route `route`. `fields` gets the desk and the path's arguments; `body` makes
-    the request of the form's values, and `made` the path of the new thing's page of the route's answer."""
+    the request of the form's values, and `made` the path of the new thing's page of the route's answer. `of` is the
+    route that answers with what it is made of, which the path names."""
 
     path: str
     route: str
@@ -33,6 +34,7 @@ class Maker:
     back: Callable[[dict[str, str]], str]
     hint: str = ""
     takes: tuple[str, ...] = ()
+    of: str = ""
 
     @property
     def pages(self) -> tuple[Page, Page]:
@@ -49,6 +51,9 @@ class Maker:
         return named
 
     def _show(self, desk: Desk, arguments: dict[str, str]) -> str:
+        if self.of:
+            # For its 404: there is no form for what does not exist, or is not for this person.
+            desk.ask(self.of, **arguments)
         return self._form(desk, arguments, {**arguments, **desk.query})
 
     def _form(self, desk: Desk, arguments: dict[str, str], values: dict[str, str], wrong: str = "") -> str:
@@ -195,12 +200,12 @@ MAKERS = (
     Maker(
         f"{ROOT}/models/<name:name>/register", "register_version", "Register a version", _version_fields, _as_they_are,
         made=lambda version: f"{ROOT}/models/{version.model}/versions/{version.number}",
-        back=lambda arguments: f"{ROOT}/models/{arguments['name']}", takes=("name",),
+        back=lambda arguments: f"{ROOT}/models/{arguments['name']}", takes=("name",), of="show_model",
     ),
     Maker(
         f"{ROOT}/models/<name:name>/versions/<number:number>/rollout", "create_rollout", "Roll out", _rollout_fields,
         _rollout_body, made=lambda rollout: f"{ROOT}/rollouts/{rollout.rollout_id}",
-        back=lambda arguments: f"{ROOT}/models/{arguments['name']}/versions/{arguments['number']}",
+        back=lambda arguments: f"{ROOT}/models/{arguments['name']}/versions/{arguments['number']}", of="show_version",
     ),
 )  # fmt: skip
 PAGES = tuple(page for maker in MAKERS for page in maker.pages)
