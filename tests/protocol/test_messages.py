@@ -69,6 +69,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         messages.Offer(
             population="p", model="digits", version=3, bundle="0" * 64, weights="1" * 64, rollout="2" * 32, serial=5
         ),
+        messages.RoundTask(task_id="3" * 32, state="running", rounds=10, committed=4),
         messages.RoundStatus(round_id=round_.plan.round_id, phase="masking", phase_ends=1.0, retry_after=0.5),
         decode("advertisement", round_.requests[0].advertisement.body, messages.Advertisement),
         round_.cohort.members[0],

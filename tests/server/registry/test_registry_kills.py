@@ -89,7 +89,7 @@ def rolled_back(registry: Registry) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Registry], None]] = {"completed": completed, "rolled_back": rolled_back}
-POINTS = {"completed": 260, "rolled_back": 258}
+POINTS = {"completed": 276, "rolled_back": 274}
 """More than each scenario has; a kill beyond the last one kills nobody."""
 
 
