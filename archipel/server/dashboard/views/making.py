@@ -53,7 +53,8 @@ class Maker:
     def _show(self, desk: Desk, arguments: dict[str, str]) -> str:
         if self.of:
             # For its 404: there is no form for what does not exist, or is not for this person.
-            desk.ask(self.of, **arguments)
+            named: dict[str, Any] = {**arguments}
+            desk.ask(self.of, **named)
         return self._form(desk, arguments, {**arguments, **desk.query})
 
     def _form(self, desk: Desk, arguments: dict[str, str], values: dict[str, str], wrong: str = "") -> str:
