@@ -25,6 +25,7 @@ from tests.support.fixtures.chromium import chromium
 from tests.support.pages import ROOT
 
 pytestmark = pytest.mark.slow
+PICTURED = ("dashboard.html", "insight.html")
 PAGES = ("index.html", "design.html", "reference/autodiff.html", "tutorials/pytorch-on-devices.html", "results.html")
 
 
@@ -93,10 +94,16 @@ def use(reader: Reader, start: str) -> None:
     for name in PAGES:
         reader.page.goto(start + name)
         expect(reader.page.locator("h1")).to_be_visible(timeout=30_000)
+    for name in PICTURED:
+        reader.page.goto(start + name)
+        widths = reader.page.eval_on_selector_all("main img", "all => all.map(each => each.naturalWidth)")
+        assert widths, name
+        assert min(widths) > 0, f"{name} has a picture that is not shown"
     reader.page.goto(start + "index.html")
     reader.search("least_multiplier")
     reader.page.locator(".md-search-result__link").first.click()
     expect(reader.page).to_have_url(re.compile(r"(privacy|federate-with-privacy)\.html"), timeout=30_000)
+    reader.page.wait_for_load_state()
     light = reader.colour()
     reader.page.locator("label[for=__palette_1]").click()
     reader.page.wait_for_function("was => getComputedStyle(document.body).backgroundColor !== was", arg=light)
@@ -148,7 +155,7 @@ def test_every_public_name_has_its_entry_in_the_built_page(site: Path) -> None:
 def test_the_site_is_small_and_complete(site: Path) -> None:
     files = [path for path in site.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 20_000_000
-    assert {path.suffix for path in files} <= {".html", ".js", ".json", ".css", ".svg", ".png", ".txt", ".inv"}
+    assert {path.suffix for path in files} <= {".html", ".js", ".json", ".css", ".svg", ".png", ".webp", ".txt", ".inv"}
     assert not (site / "404.html").exists()
     for path in site.rglob("*.html"):
         assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', path.read_text()), path

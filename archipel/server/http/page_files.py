@@ -29,6 +29,7 @@ CONTENT_TYPES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
     ".wasm": "application/wasm",
+    ".webp": "image/webp",
     ".txt": "text/plain",
 }
 OTHER_TYPE = "application/octet-stream"

@@ -24,6 +24,7 @@ FILES = {
     "assets/main.css": (b"a{}", "text/css; charset=utf-8"),
     "search/search_index.json": (b"{}", "application/json"),
     "results/curve.png": (b"\x89PNG", "image/png"),
+    "pictures/task.webp": (b"RIFF", "image/webp"),
 }
 
 
