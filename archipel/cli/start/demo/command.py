@@ -64,7 +64,7 @@ def demo(
 
     With --edges the devices are at edge servers, each of which sends the sum of its own devices to the root in a round
     of secure aggregation among them. The report also compares bytes and time with the same devices at one server, and
-    reckons the last round again. It takes two minutes more.
+    computes the last round again. It takes two minutes more.
 
     With --model and --data the devices train your model on your examples, and the report compares it before and after
     on a fifth of them that no device had. `archipel up` keeps what it made; the demo leaves the report only.

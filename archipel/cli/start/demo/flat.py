@@ -13,7 +13,7 @@ import numpy as np
 from archipel.bundle import Bundle
 from archipel.cli.start.demo import cloud
 from archipel.cli.start.demo.fleet import Federation, vanish_plan
-from archipel.cli.start.demo.reckoned import average
+from archipel.cli.start.demo.last_round import average
 from archipel.cli.start.demo.results import EdgeRow, TreeResults
 from archipel.cli.start.demo.tree import TreeFederation
 from archipel.cli.start.local.processes import Processes
@@ -69,7 +69,7 @@ def run_flat(
 def compare(
     tree: TreeFederation, flat: Flat, bundle: Bundle, seen: Sequence[RoundInfo], final: dict[str, np.ndarray], lr: float
 ) -> TreeResults:
-    """Put both side by side, and reckon the tree's last round again. `final`: the parameters that it made."""
+    """Put both side by side, and compute the tree's last round again. `final`: the parameters that it made."""
     committed = [info for info in seen if info.phase == "committed"]
     compared = min(ROUNDS, len(committed), len(flat.bytes))
     rows = []
@@ -81,7 +81,7 @@ def compare(
         rows.append(EdgeRow(name, len(edge.devices), len(own), took, moved[name]))
     last = committed[-1]
     if last.step_scale not in (None, 1.0):
-        raise CommandError(f"round {last.number}: the server shortened its step, so it cannot be reckoned again")
+        raise CommandError(f"round {last.number}: the server shortened its step, so it cannot be computed again")
     homes = {
         log.device_id: edge.layout.device(log.name) for edge in tree.edges.values() for log in edge.devices.values()
     }

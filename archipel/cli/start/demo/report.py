@@ -83,7 +83,7 @@ def _print_tree(tree: TreeResults, console: Console) -> None:
     )
     verdict = "the same, bit for bit" if tree.equal else "different"
     console.print(
-        f"round {tree.checked} of {tree.checked_devices} devices, reckoned again without any server: the model is "
+        f"round {tree.checked} of {tree.checked_devices} devices, computed again without any server: the model is "
         f"{verdict}"
     )
 

@@ -99,7 +99,7 @@ class TreeResults:
     """Edge servers against the same devices at one server, in as many first rounds of both.
 
     Bytes are of bodies at the root, or at the one server, a round; seconds are those of a round, the median. `checked`:
-    the number of the round that was reckoned again, of the updates of so many devices, and whether the model was
+    the number of the round that was computed again, of the updates of so many devices, and whether the model was
     `equal` bit for bit.
     """
 

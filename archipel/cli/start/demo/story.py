@@ -165,7 +165,7 @@ class Story:
     def _compare_tree(
         self, tree: TreeFederation, published: cloud.Published, seen: list[RoundInfo], final: dict[str, np.ndarray]
     ) -> None:
-        """The same devices at one server, and the last round reckoned again without any."""
+        """The same devices at one server, and the last round computed again without any."""
         with self._stage("the same devices at one server", None):
             public = self._key.public_key().public_bytes_raw()
             examples = examples_of(self._digits, self._split.devices, cloud.image_field(published.bundle))

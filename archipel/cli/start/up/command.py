@@ -120,7 +120,7 @@ def up(
     out.
 
     Without --key it signs with your development key. The bundle's policy is for trying out: a sum of two devices is
-    enough, and it reckons with no device that works with the server.
+    enough, and it expects no device that works with the server.
 
     --folder has server, keys and devices as they are on real machines (docs/quickstart.md says how to take it apart),
     and at the end curves.png and weights.safetensors. Ctrl-C stops all processes.

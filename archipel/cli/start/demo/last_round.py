@@ -1,4 +1,4 @@
-"""Reckons one round of a federation again, at one place and without any server, to compare the model bit for bit."""
+"""Computes one round of a federation again, in one place and without any server, to compare the model bit for bit."""
 
 from __future__ import annotations
 
