@@ -9,6 +9,7 @@ from archipel.errors import ServerError
 from archipel.protocol.operator.registry import Gate
 from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.operator.tasks import TaskRequest
+from archipel.server.rounds.machine import DEADLINES
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ def evaluation_request(
         metrics={gate.metric: gate.range},
         max_examples=gate.max_examples,
         eligibility=eligibility,
+        # Where a stage has fewer devices than may take part, the round begins without the others, with enough of the
+        # gate's time left to measure both versions.
+        deadlines={"assigning": min(DEADLINES["assigning"], gate.seconds / 4)},
     )
 
 

@@ -131,6 +131,25 @@ def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: Worl
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
+@pytest.mark.parametrize("seconds", [40.0, 3600.0])
+def test_a_stage_with_fewer_devices_than_may_take_part_is_measured_in_time(
+    world: World, fleet: Fleet, seconds: float
+) -> None:
+    rollout = fleet.begin(gate={"max_devices": 6, "seconds": seconds})
+    inside, _ = fleet.enrol(rollout, 4)
+    world.clock.now += 60
+    world.settle()
+    accuracy = {fleet.bundles[1]: 0.75, fleet.bundles[0]: 0.75}
+    fleet.serve(inside, accuracy)
+    assert fleet.show(rollout)["state"] == "evaluating", "it waits for the other two for a while"
+    world.clock.now += min(60.0, seconds / 4) + 1
+    fleet.serve(inside, accuracy)
+    shown = fleet.show(rollout)
+    assert (shown["state"], shown["stage"]) == ("soaking", 2)
+    first = shown["stages"][0]
+    assert [first[side]["devices"] for side in ("candidate", "baseline")] == [4, 4]
+
+
 def test_an_evaluation_that_is_cancelled_ends_it(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     fleet.enrol(rollout, 3)
