@@ -35,7 +35,8 @@ def show_model(desk: Desk, name: str) -> str:
     return rendering.render(
         "model.html", desk, model=model, versions=versions, lineage=draw_lineage(versions.items),
         promotions=promotions, rollouts=rollouts[:10],
-        actions=[each for each in offered(desk, "model", model) if goes_back or each.name != "rollback"], told=told(desk, "model"), registers=desk.may("register_version"),
+        actions=[each for each in offered(desk, "model", model) if goes_back or each.name != "rollback"],
+        told=told(desk, "model"), registers=desk.may("register_version"),
     )  # fmt: skip
 
 
