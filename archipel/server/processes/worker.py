@@ -79,7 +79,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             raise
         self.nr_conns += 1
         conn = TConn(self.cfg, client, address, listener.getsockname())
-        conn.timeout = time.monotonic() + self.cfg.keepalive
+        # The process may have been told to end since the poller was asked who connects.
+        conn.timeout = time.monotonic() + (self.cfg.keepalive if self.alive else SILENT_SECONDS)
         self.pending_conns.append(conn)
         self.poller.register(client, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
 
