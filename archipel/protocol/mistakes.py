@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 from archipel.errors import ArchipelError
 
+MOST = 50
+"""Mistakes that a text has; of more it says how many they are."""
 _HEAD = re.compile(r"\d+ mistakes\n  (?=\S)")
 _NEXT = re.compile(r"\n  (?=\S)")
 
@@ -22,7 +24,9 @@ def tell(texts: Sequence[str]) -> str:
     every = list(dict.fromkeys(each for text in texts for each in split(text)))
     if len(every) == 1:
         return every[0]
-    lines = [text.replace("\n", "\n    ") for text in every]
+    lines = [text.replace("\n", "\n    ") for text in every[:MOST]]
+    if len(every) > MOST:
+        lines.append(f"and {len(every) - MOST} more")
     return "\n  ".join([f"{len(every)} mistakes", *lines])
 
 
@@ -61,9 +65,14 @@ class Mistakes:
         except (ArchipelError, ValueError) as error:
             self._errors.append(error)
 
+    @property
+    def texts(self) -> list[str]:
+        """Those of the errors that were kept, in their order."""
+        return [str(error) for error in self._errors]
+
     def tell(self, kind: type[Exception]) -> None:
         """Raise the one error that was kept as it is, or one of this kind with all of them; none: return."""
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
-            raise kind(tell([str(error) for error in self._errors]))
+            raise kind(tell(self.texts))

@@ -87,11 +87,13 @@ def load(
     try:
         return written.convert(values, kind, hook)
     except (ValueError, ArchipelError) as error:
-        texts = [" ".join(each.split()) for each in split(str(error))]
-        # The file's name once, and before what comes from elsewhere the name of that.
-        named = [f"{source}: {text}" if (source := _source(text, sources)) else text for text in texts]
-        first = "" if _source(texts[0], sources) else f"{path}: "
-        raise ValueError(f"{first}{'; '.join(named)}") from None
+        named, unnamed = [], True
+        for text in (" ".join(each.split()) for each in split(str(error))):
+            # The file's name once, and before what comes from elsewhere the name of that.
+            source = _source(text, sources) or (str(path) if unnamed else "")
+            unnamed = unnamed and source != str(path)
+            named.append(f"{source}: {text}" if source else text)
+        raise ValueError("; ".join(named)) from None
 
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:

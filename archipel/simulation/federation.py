@@ -14,11 +14,11 @@ from archipel.datasets.entry_names import FieldNames
 from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.protocol import written
-from archipel.protocol.mistakes import Mistakes
+from archipel.protocol.mistakes import Mistakes, tell
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.clients import Clients, ListedClients
-from archipel.simulation.federation_parts.checks import check_sources, settings_mistakes
+from archipel.simulation.federation_parts.checks import check_sources, settings_mistakes, table_mistakes
 from archipel.simulation.federation_parts.data import (
     Examples,
     Partition,
@@ -31,6 +31,7 @@ from archipel.simulation.federation_parts.model import as_model, field_names, op
 from archipel.simulation.federation_parts.models import assign_models, renamed
 from archipel.simulation.federation_parts.root import take_root
 from archipel.simulation.federation_parts.settings import ONCE, ROOT, Settings, TrainingPart
+from archipel.simulation.federation_parts.training import make_training
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.running import Test
@@ -197,17 +198,7 @@ class Federation:
                 if getattr(settings, name) is not None:
                     raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
             return None
-        from archipel.converter import Training
-        from archipel.training.by_name import make_loss, make_optimizer
-
-        part = settings.training or TrainingPart()
-        strategy, options = _named_table(settings.strategy or "fedavg", "strategy")
-        return Training(
-            make_loss(part.loss, "training.loss"), make_optimizer(part.optimizer, None, None, "training.optimizer"),
-            trainable=part.trainable, epochs=part.epochs, batch_size=part.batch_size, loss_output=part.loss_output,
-            step_options=part.step_options,  # type: ignore[arg-type]
-            strategy=strategy, strategy_options=options,
-        )  # fmt: skip
+        return make_training(settings.training or TrainingPart(), settings.strategy)
 
     def _clients(self, examples: Examples, names: FieldNames) -> Clients:
         partition, train = self._partition(), examples.train
@@ -264,7 +255,10 @@ def load_federation(
         table = {key: value for key, value in {**table, **(replaced or {})}.items() if value is not None}
         for setting in settings:
             put_setting(table, setting, Settings.__struct_fields__, "rounds=5 or strategy.mu=0.1")
-        federation = Federation(file, written.convert(table, Settings))
+        try:
+            federation = Federation(file, written.convert(table, Settings))
+        except (ArchipelError, ValueError) as error:
+            raise SimulationError(tell([str(error), *table_mistakes(table)])) from None
         _check(federation)
     except (ArchipelError, ValueError) as error:
         raise _named(file, error) from None
@@ -288,14 +282,6 @@ def _check(federation: Federation) -> None:
         if found.root is not None:
             found.root.check(found.data)
     mistakes.tell(SimulationError)
-
-
-def _named_table(value: str | Mapping[str, Any], key: str) -> tuple[str, dict[str, Any]]:
-    table = {"name": value} if isinstance(value, str) else dict(value)
-    name = table.pop("name", None)
-    if not isinstance(name, str):
-        raise SimulationError(f'{key}.name: is missing; write {key} = "fedavg", or a table with a name')
-    return name, table
 
 
 def _named(file: Path, error: Exception) -> SimulationError:

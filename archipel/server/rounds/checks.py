@@ -179,19 +179,15 @@ def check_task(
     for text in (*_mistakes_of_numbers(request, manifest), *_mistakes_of_kind(request, manifest)):
         mistakes.add(ServerError(text))
     with mistakes.collected():
-        if request.mode == "asynchronous":
-            _check_asynchronous(request, manifest)
-    with mistakes.collected():
         # Only for its errors, which reach the author here.
         parse_eligibility(request.eligibility)
     if request.kind != "training" or manifest.strategy:
-        with mistakes.collected():
-            if request.kind == "training":
-                _check_strategy(request, manifest)
+        for text in (*_mistakes_of_mode(request, manifest), *_mistakes_of_hyperparameters(request, manifest)):
+            mistakes.add(ServerError(text))
         with mistakes.collected():
             _check_noise(request, manifest, layout_of(request, manifest))
         with mistakes.collected():
-            _check_hyperparameters(request, manifest)
+            _check_aggregation(request, manifest, layout_of(request, manifest), robust_bytes)
     mistakes.tell(ServerError)
     layout = layout_of(request, manifest)
     if request.kind == "analytics":
@@ -201,7 +197,6 @@ def check_task(
     size = update_size(manifest, plan)
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
-    _check_aggregation(request, manifest, layout, robust_bytes)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
@@ -291,12 +286,6 @@ def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> N
             )
 
 
-def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
-    why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
-    if why:
-        raise ServerError(why)
-
-
 def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
     rule = request.aggregation
     if not rule.robust and not request.secure_groups:
@@ -341,21 +330,27 @@ def _check_noise(request: TaskRequest, manifest: Manifest, layout: Layout) -> No
     )  # fmt: skip
 
 
-def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
+def _mistakes_of_mode(request: TaskRequest, manifest: Manifest) -> Iterator[str]:
+    if request.kind == "training":
+        why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
+        if why:
+            yield why
+    if request.mode != "asynchronous":
+        return
     if request.kind != "training":
-        raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
+        yield f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous"
     if request.goal is not None:
-        raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
+        yield "goal: an asynchronous task makes a version of every `cohort` updates; leave goal away"
     if carried(manifest):
-        raise ServerError(
+        yield (
             "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
             "a seed of its own; make the bundle without the option compress"
         )
     if request.concurrency is not None and request.concurrency < request.cohort:
-        raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")
+        yield f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}"
 
 
-def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
+def _mistakes_of_hyperparameters(request: TaskRequest, manifest: Manifest) -> Iterator[str]:
     ports = {
         port.name: port
         for program in manifest.programs.values()
@@ -364,12 +359,12 @@ def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
     }
     own = server_hyperparameters(request, manifest)
     for name, value in request.hyperparameters.items():
+        port = ports.get(name)
         # The hyperparameters of the server's own half have no bounds that would refuse a NaN.
         if not math.isfinite(value):
-            raise ServerError(f"hyperparameter {name!r}: {value} is not a finite number")
-        port = ports.get(name)
-        if port is None and name not in own:
+            yield f"hyperparameter {name!r}: {value} is not a finite number"
+        elif port is None and name not in own:
             known = ", ".join(sorted({*ports, *own})) or "none"
-            raise ServerError(f"hyperparameter {name!r}: bundle {manifest.name!r} has no such one; it has: {known}")
-        if port is not None and not port.minimum <= value <= port.maximum:
-            raise ServerError(f"hyperparameter {name!r}: {value} is not from {port.minimum} to {port.maximum}")
+            yield f"hyperparameter {name!r}: bundle {manifest.name!r} has no such one; it has: {known}"
+        elif port is not None and not port.minimum <= value <= port.maximum:
+            yield f"hyperparameter {name!r}: {value} is not from {port.minimum} to {port.maximum}"

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from archipel.errors import SimulationError
+from archipel.errors import ArchipelError, SimulationError
 from archipel.privacy.central import rounds_mistakes
 from archipel.protocol import written
+from archipel.protocol.mistakes import Mistakes
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
+from archipel.simulation.federation_parts.data import read_partition
 from archipel.simulation.federation_parts.models import check_models
-from archipel.simulation.federation_parts.settings import ONCE, ROOT, Settings
+from archipel.simulation.federation_parts.settings import ONCE, ROOT, Settings, TrainingPart
+from archipel.simulation.federation_parts.training import make_training
 
 
 def settings_mistakes(found: Settings) -> list[str]:
     """Each text begins with the key that is wrong."""
     parts = (_mistakes_of_data, _mistakes_of_task, _mistakes_of_root, _mistakes_of_noise)
     return [text for part in parts for text in part(found)]
+
+
+def table_mistakes(table: Mapping[str, Any]) -> list[str]:
+    """What is wrong inside of [training], [strategy] and [partition] of a file of which other fields are wrong.
+
+    Fields of them that cannot be read, which the conversion of the file tells, are left out.
+    """
+    mistakes = Mistakes()
+    given = table.get("training")
+    training = {name: _read(given, name, kind) for name, kind in written.type_hints(TrainingPart).items()}
+    with mistakes.collected():
+        part = TrainingPart(**{name: value for name, value in training.items() if value is not None})
+        make_training(part, _read(table, "strategy", str | dict[str, Any]))
+    with mistakes.collected():
+        partition = _read(table, "partition", dict[str, Any])
+        if partition is not None:
+            read_partition(partition)
+    return mistakes.texts
+
+
+def _read(table: object, name: str, kind: Any) -> Any:
+    """The field as a `kind`; None where it is not there, or is something else."""
+    if not isinstance(table, Mapping) or name not in table:
+        return None
+    try:
+        return written.convert_one(name, table[name], kind)
+    except (ArchipelError, ValueError):
+        return None
 
 
 def check_sources(found: Settings) -> None:
