@@ -35,7 +35,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # gunicorn keeps room for as many as there are threads, most of which serve check-ins and pages that wait.
-        self.max_keepalived = max(self.max_keepalived, self.worker_connections // 2)
+        most: int = self.worker_connections
+        self.max_keepalived = max(most - self.cfg.threads, most // 2)
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
