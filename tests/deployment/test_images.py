@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_server_and_three_devices_take_a_round(server: Image, device: Image, t
             "/keys/publisher.pub", "--token-file", "/keys/operator.token", volumes=places,
         )
     )  # fmt: skip
-    variables = {"ARCHIPEL_SERVER_PORT": str(port)}
+    variables = {"ARCHIPEL_SERVER_PORT": str(port), "ARCHIPEL_SERVER_DEMO": "true", "ARCHIPEL_SERVER_DOCS": "true"}
     health = server.described["Healthcheck"]["Test"]
     assert health.pop(0) == "CMD"
     check = server.command(*health, variables=variables)
@@ -142,6 +143,9 @@ def test_a_server_and_three_devices_take_a_round(server: Image, device: Image, t
         task = train(f"http://127.0.0.1:{port}", (keys / "operator.token").read_text().strip(), published)
         for healthy in checks:
             run(*healthy)
+        for page in ("demo", "docs"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}/") as answer:
+                assert b"<!doctype html>" in answer.read().lower()
     assert (task.state, task.rounds_committed) == ("completed", 1)
 
 
