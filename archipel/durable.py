@@ -7,7 +7,7 @@ for a power cut hold on disks and file systems that honour fsync.
 
 Temporary files and folders are beside the file that they become and are called `.NAME.TOKEN.tmp`. A killed process
 leaves them behind, and `sweep` removes them. A `mode` is that of a new file, less the process's umask. All functions
-raise OSError.
+raise OSError, which names what the caller asked for, and no temporary file.
 """
 
 from __future__ import annotations
@@ -47,21 +47,18 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """
     # In the same folder, so that the rename stays on one file system, where it is atomic.
     temporary = _temporary_path(path)
-    try:
+    with _naming(path, temporary):
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    except OSError as error:
-        raise _name_path(path, error) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            # Before the rename: otherwise a power cut may leave the new name with none of the new bytes.
-            sync_open(file)
-        os.replace(temporary, path)
-    except BaseException as error:
-        _name_full_disk(path, error)
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                # Before the rename: otherwise a power cut may leave the new name with none of the new bytes.
+                sync_open(file)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -80,11 +77,10 @@ def creating(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _naming(path, path), os.fdopen(handle, "wb") as file:
             yield file
             sync_open(file)
-    except BaseException as error:
-        _name_full_disk(path, error)
+    except BaseException:
         path.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
@@ -186,14 +182,12 @@ def temporary_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
     After a kill or a power cut it may stay, with anything in it, until `sweep`.
     """
     temporary = _temporary_path(path)
-    try:
+    with _naming(path, temporary):
         temporary.mkdir(mode)
-    except OSError as error:
-        raise _name_path(path, error) from None
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -236,6 +230,20 @@ def sweep(folder: Path, name: str = "") -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or the user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says about a file that cannot be written, without its name, and what helps where the disk is
+    full: for the text of an error."""
+    return f"{error.strerror or type(error).__name__}{'; free some space and run again' if is_full(error) else ''}"
 
 
 # --- syncing ------------------------------------------------------------------------------------------------------
@@ -353,12 +361,16 @@ def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_SUFFIX}")
 
 
-def _name_path(path: Path, error: OSError) -> OSError:
-    # For the caller it is `path` that cannot be written; the temporary name would mean nothing.
-    return OSError(error.errno, error.strerror, str(path))
-
-
-def _name_full_disk(path: Path, error: BaseException) -> None:
-    # The system names no file in an error of a write, and a user with several disks wants to know which one is full.
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-        error.filename = str(path)
+@contextmanager
+def _naming(path: Path, temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and is_full(error):
+            # The system names no file in an error of a write; a user with several disks wants to know which is full.
+            error.filename = str(path)
+        elif isinstance(error.filename, str) and Path(error.filename).is_relative_to(temporary):
+            # For the caller it is `path` that cannot be written; the temporary name would mean nothing.
+            error.filename = str(path / Path(error.filename).relative_to(temporary))
+            error.filename2 = None
+        raise

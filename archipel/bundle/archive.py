@@ -14,7 +14,7 @@ from archipel.bundle.manifest import (
     SIGNATURE_FILE,
     check_file_name,
 )
-from archipel.durable import replacing, sync_open
+from archipel.durable import is_full, reason_of, replacing, sync_open
 from archipel.errors import ArchiveError, UnsafePathError
 from archipel.zips import ZIP_ERRORS
 
@@ -56,7 +56,7 @@ def pack(folder: Path | str, file: Path | str) -> None:
                     while chunk := source.read(_CHUNK):
                         member.write(chunk)
     except OSError as error:
-        raise ArchiveError(f"{file}: cannot be written ({error.strerror})") from None
+        raise ArchiveError(f"{file}: cannot be written ({reason_of(error)})") from error
 
 
 def unpack(file: Path | str, folder: Path | str) -> None:
@@ -84,6 +84,8 @@ def unpack(file: Path | str, folder: Path | str) -> None:
                 _extract(archive, info, folder / info.filename)
     except ZIP_ERRORS as error:
         if isinstance(error, OSError):
+            if is_full(error):  # not the disk of the file, which is only read
+                raise ArchiveError(f"{file}: cannot be unpacked into {folder.parent} ({reason_of(error)})") from None
             raise ArchiveError(f"{file}: {error.strerror or error}") from None
         raise ArchiveError(f"{file}: not a readable bundle file ({error})") from None
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from archipel.durable import create_durably
+from archipel.durable import create_durably, reason_of
 from archipel.errors import SignatureError
 
 _MAX_KEY_FILE_BYTES = 16 << 10
@@ -124,7 +124,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
     except FileExistsError:
         raise SignatureError(f"{path}: exists already; move it away first, a key is never overwritten") from None
     except OSError as error:
-        raise SignatureError(f"{path}: cannot be written ({error.strerror})") from None
+        raise SignatureError(f"{path}: cannot be written ({reason_of(error)})") from None
 
 
 def _read(path: Path) -> bytes:

@@ -27,7 +27,7 @@ from archipel.bundle.manifest import (
 )
 from archipel.bundle.reader import Bundle, verify_folder
 from archipel.bundle.roles import Program
-from archipel.durable import creating_folder, make_folder
+from archipel.durable import creating_folder, make_folder, reason_of
 from archipel.errors import BundleError, TensorLayoutError
 
 
@@ -126,6 +126,6 @@ def write_bundle(
             # Before the folder gets its name: nobody finds a bundle that does not open.
             verify_folder(staging, [key.public_key().public_bytes_raw()], allow_development=True)
     except OSError as error:
-        raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
+        raise BundleError(f"{folder}: cannot be written ({reason_of(error)})") from error
     # Once more, because the bundle that was verified above has the paths of the staging folder.
     return verify_folder(folder, [key.public_key().public_bytes_raw()], allow_development=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import NoReturn
 import click
 
 from archipel import __version__
+from archipel.durable import reason_of
 from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -160,8 +160,7 @@ def main() -> NoReturn:
         fail(f"not enough memory{f' ({error})' if str(error) else ''}; give less data at once, or a smaller batch")
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""
-        fail(f"{name}{error.strerror or error}{hint}")
+        fail(f"{name}{reason_of(error) if error.strerror else error}")
     sys.exit(0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
 from archipel.converter.weights import SOURCE, check_refresh, derived_tensors, share_weights
+from archipel.durable import reason_of, temporary_folder
+from archipel.errors import BundleError
 from archipel.graph import Model
 from archipel.graph.model_card import card_of
 from archipel.graph.parameters import trainable_names
@@ -123,9 +125,20 @@ def make_bundle(request: Request) -> Bundle:
         return write(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # `write` makes a folder, which is packed into the file and removed whatever happens.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        pack(write(Path(folder) / "bundle").folder, path)
+    with naming_target(path), temporary_folder(path) as folder:
+        pack(write(folder / "bundle").folder, path)
     return open_bundle(path, [signing.key.public_key().public_bytes_raw()], allow_development=True)
+
+
+@contextmanager
+def naming_target(path: Path) -> Iterator[None]:
+    """A context in which a bundle is made on the way to `path`: what cannot be written names `path` in its error."""
+    try:
+        yield
+    except BundleError as error:
+        if isinstance(error.__cause__, OSError):
+            raise BundleError(f"{path}: cannot be written ({reason_of(error.__cause__)})") from error.__cause__
+        raise
 
 
 @accepts_former_keywords(make_bundle)

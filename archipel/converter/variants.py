@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import file_digest
@@ -24,11 +23,11 @@ from archipel.compression.stored import read_stored
 from archipel.compression.work import Progress
 from archipel.converter.limits import compute_limits
 from archipel.converter.options import Analysis, Compression, Signing, Training
-from archipel.converter.pipeline import make_bundle
+from archipel.converter.pipeline import make_bundle, naming_target
 from archipel.converter.request import DEFAULT_PRIVACY, SUFFIX, Request
 from archipel.converter.sources import read_model
 from archipel.converter.validation import check_request
-from archipel.durable import creating_folder, make_folder
+from archipel.durable import creating_folder, make_folder, temporary_folder
 from archipel.errors import CompressionError, ConversionError
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 from archipel.training.step_engines import ONNX_RUNTIME
@@ -163,13 +162,14 @@ def make_release(request: Request, variants: Mapping[str, Compression | None]) -
     model = read_model(request.source, request.example)
     make_folder(path.parent)
     with (
+        naming_target(path),
         creating_folder(path, 0o755) as staging,
-        tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder,
+        temporary_folder(path) as folder,
     ):
         made: list[tuple[Variant, dict[str, float]]] = []
         for name, each in requests.items():
             with _naming(name):
-                bundle = make_bundle(dataclasses.replace(each, source=model, path=Path(folder) / name))
+                bundle = make_bundle(dataclasses.replace(each, source=model, path=folder / name))
             file = staging / f"{name}{SUFFIX}"
             pack(bundle.folder, file)
             made.append((_describe(name, bundle, file), dict(bundle.manifest.lineage.metrics)))

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from archipel.bundle.roles import Program, ProgramKind
+from archipel.durable import publish, sync_tree, temporary_folder, write_durably
 from archipel.errors import GraphError
 from archipel.graph.bodies import lower_initializers, make_scans_plain
 from archipel.graph.fixing import fix
@@ -281,13 +282,23 @@ class Model:
         return data
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write plain ONNX that any runtime opens; weights of about 2 GiB or more go to `<file>.data` beside it."""
+        """Write plain ONNX that any runtime opens; weights of about 2 GiB or more go to `<file>.data` beside it.
+
+        A file that is there is replaced by a whole one. Raises OSError.
+        """
+        path = Path(path)
         size = sum(t.nbytes for v in self.ir.graph.initializers.values() if (t := v.const_value) is not None)
         # One file as long as a protobuf can hold it: external data is easily left behind.
         if size < _EXTERNAL_DATA_FROM:
-            Path(path).write_bytes(self.to_bytes())
-        else:
-            ir.save(self.ir, path, format="protobuf", external_data=os.path.basename(path) + ".data")
+            write_durably(path, self.to_bytes(), 0o666)
+            return
+        data = path.with_name(f"{path.name}.data")
+        with temporary_folder(path) as folder:
+            ir.save(self.ir, folder / path.name, format="protobuf", external_data=data.name)
+            sync_tree(folder)
+            # First what the other file refers to.
+            publish(folder / data.name, data)
+            publish(folder / path.name, path)
 
     def __repr__(self) -> str:
         def show(infos: tuple[TensorInfo, ...]) -> str:

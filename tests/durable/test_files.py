@@ -122,6 +122,30 @@ def test_errors_name_the_file_that_was_asked_for(tmp_path: Path, write: Callable
     assert caught.value.filename == str(path)
 
 
+def test_a_full_disk_names_what_was_asked_for_and_the_remedy(tmp_path: Path) -> None:
+    """Whichever call says so, with a name of its own, a temporary one, or none: as the system does."""
+    path = tmp_path / "asked"
+
+    def fail(name: str | None) -> None:
+        (temporary,) = tmp_path.iterdir()
+        raise OSError(errno.ENOSPC, "No space left on device", None if name is None else str(temporary) + name)
+
+    def write(made: Callable[[Path], AbstractContextManager[object]], name: str | None) -> OSError:
+        with pytest.raises(OSError, match="left") as caught, made(path):
+            fail(name)
+        assert tree(tmp_path) == {}
+        return caught.value
+
+    for made in (durable.replacing, durable.creating, durable.temporary_folder, durable.creating_folder):
+        for name in (None, ""):
+            assert write(made, name).filename == str(path)
+    assert write(durable.creating_folder, "/one").filename == str(path / "one")
+    assert durable.reason_of(write(durable.replacing, None)) == "No space left on device; free some space and run again"
+    assert durable.reason_of(OSError(errno.EACCES, "Permission denied")) == "Permission denied"
+    with pytest.raises(OSError, match="elsewhere"), durable.creating_folder(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "elsewhere"))
+
+
 def test_what_is_there_is_never_replaced_by_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("nowhere")

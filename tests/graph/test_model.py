@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -70,6 +71,24 @@ def test_saved_file_is_plain_onnx(linear: Model, tmp_path: Path) -> None:
     again = Model.from_onnx(path)
     assert again.parameter_names == linear.parameter_names
     assert again.inputs == linear.inputs
+
+
+def test_what_does_not_fit_into_one_file_is_saved_as_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = np.arange(40_000, dtype=np.float32).reshape(2, 20_000)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "large",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 20_000])], [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    model, path = Model.from_onnx(tmp_path / "m.onnx"), tmp_path / "two" / "again.onnx"
+    path.parent.mkdir()
+    monkeypatch.setattr("archipel.graph.model._EXTERNAL_DATA_FROM", w.nbytes)  # in place of 2 GiB
+    for factor in (1, 2):  # also over files that are there
+        model.ir.graph.initializers["w"].const_value = ir.tensor(w * factor)
+        model.save(path)
+        assert [each.name for each in sorted(path.parent.iterdir())] == ["again.onnx", "again.onnx.data"]
+        assert run(str(path), x=np.ones((1, 2), np.float32))[0].tolist() == (w * factor).sum(0, keepdims=True).tolist()
 
 
 def test_copy_is_independent(linear: Model) -> None:

@@ -164,5 +164,7 @@ def plot(history: Sequence[Epoch], path: str | os.PathLike[str] | None = None) -
         place.legend()
         place.grid(alpha=0.3)
     if path is not None:
-        figure.savefig(path)
+        data = io.BytesIO()
+        figure.savefig(data, format=Path(path).suffix.lower().removeprefix(".") or "png")
+        write_durably(Path(path), data.getvalue(), 0o666)
     return figure

@@ -13,6 +13,7 @@ from archipel.bundle import read_weights
 from tests.cli.federation.test_round import reached  # noqa: F401  (a fixture)
 from tests.server.rounds.test_plain_rounds import mean, update
 from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.small_disk import small_disk, why_not
 from tests.support.world import World
 
 Command = Callable[..., tuple[str, str]]
@@ -52,6 +53,21 @@ def test_weights_of_a_task_and_of_a_version(
     assert "exists already" in archipel("model", "download", "digits", "1", str(file), code=1)[1]
     assert "no version" in archipel("model", "download", "digits", "9", str(tmp_path / "x"), code=1)[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["task.safetensors", "version.safetensors"]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_full_disk_keeps_no_part_of_the_weights(
+    archipel: Command, trained: tuple[str, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    # Of a disk of no files at all the temporary one has no name to show either.
+    for number, (pages, files) in enumerate([(1, 1), (1, 0)]):
+        with small_disk(tmp_path / f"disk-{number}", pages, files) as disk:
+            # Leaves less than a page, which weights of 200 bytes need.
+            (disk / "full").write_bytes(b"x" * 4096)
+            file = disk / "task.safetensors"
+            error = archipel("task", "download", trained[0], str(file), code=1)[1]
+            assert error == f"archipel: {file}: No space left on device; free some space and run again\n"
+            assert [path.name for path in disk.iterdir()] == ["full"]
 
 
 def test_weights_after_each_round(

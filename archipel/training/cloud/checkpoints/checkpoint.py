@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from archipel.durable import write_durably
+from archipel.durable import is_full, reason_of, write_durably
 from archipel.errors import CheckpointError
 from archipel.library_errors import one_line
 from archipel.zips import ZIP_ERRORS
@@ -54,8 +54,8 @@ def write_checkpoint(path: Path, made_with: Mapping[str, Any], content: Mapping[
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, buffer.getvalue())
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CheckpointError(f"cannot write the checkpoint {path}: {reason}; choose another folder") from error
+        remedy = "" if is_full(error) else "; choose another folder"
+        raise CheckpointError(f"cannot write the checkpoint {path}: {reason_of(error)}{remedy}") from error
 
 
 def _check_archive(path: Path) -> None:
