@@ -83,6 +83,7 @@ def test_a_device_s_image_has_no_builder_no_data_and_a_bill(device: Image, serve
     assert not list(device.root.glob(f"{SITE}/*/site-packages/archipel/datasets/*.xz"))
     assert list(server.root.glob(f"{SITE}/*/site-packages/archipel/server/http/demo_page/index.html"))
     assert list(server.root.glob(f"{SITE}/*/site-packages/archipel/server/http/docs_page/index.html"))
+    assert {path.name for path in server.root.glob(f"{SITE}/*/site-packages/*")} >= {"psycopg", "s3fs", "authlib"}
 
 
 def test_nobody_there_is_root_or_writes_elsewhere(server: Image, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_bills_name_what_is_installed_and_keep_to_the_standard(dist: Path) -
     for found in (device, server):
         assert {name: pinned.get(name) for name in found} == found
     assert {"numpy", "onnxruntime", "cryptography", "msgspec", "safetensors", "urllib3", "click"} <= set(device)
-    assert {"flask", "sqlalchemy", "psycopg", "s3fs"} <= set(server)
+    assert {"authlib", "flask", "sqlalchemy", "psycopg", "s3fs"} <= set(server)
     assert not {"flask", "torch", "onnx"} & set(device)
     assert not {"torch", "onnx", "pytest"} & set(server)
     web = components(dist / f"archipel-web-{archipel.__version__}.cdx.json")
