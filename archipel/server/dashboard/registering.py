@@ -10,7 +10,7 @@ from flask import Flask, Response, request
 from archipel.protocol.messages import FieldProblem
 from archipel.server.dashboard import entry
 from archipel.server.dashboard.desk import Desk, by_name
-from archipel.server.dashboard.live import LIVE, LivePages, Shown, Viewer, make_shown, read_stamps
+from archipel.server.dashboard.live import LIVE, KeptCharts, LivePages, Shown, Viewer, make_shown, read_stamps
 from archipel.server.dashboard.pages import ROOT, Page, blueprint, problem_page
 from archipel.server.dashboard.session_store import SessionStore
 from archipel.server.dashboard.views import (
@@ -42,10 +42,10 @@ def register(app: Flask, door: Door) -> None:
     sessions, routes = SessionStore(door.services), by_name(ROUTES)
     app.register_blueprint(entry.blueprint(door, sessions))
     app.register_blueprint(blueprint(PAGES, door, routes, sessions))
-    services = door.services
+    services, charts = door.services, KeptCharts()
 
     def make(task_id: str, viewer: Viewer) -> Shown:
-        return make_shown(Desk(services, routes, viewer.identity, "", "", {}, {}, viewer.session), task_id)
+        return make_shown(Desk(services, routes, viewer.identity, "", "", {}, {}, viewer.session), task_id, charts)
 
     app.extensions[LIVE] = LivePages(
         most=services.settings.live_pages,

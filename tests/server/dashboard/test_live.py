@@ -20,6 +20,7 @@ from archipel.server.dashboard.live import LIVE, LivePages, Shown, Viewer, hub
 from archipel.server.dashboard.live.hub import encode_event
 from archipel.server.database.engine import Database
 from archipel.server.database.tables import Task
+from tests.server.rounds.test_plain_rounds import update
 from tests.support.event_stream import EventStream
 from tests.support.visitors import HERE, Visitor, access_token
 from tests.support.world import World
@@ -83,9 +84,43 @@ def test_a_page_shows_each_phase_soon_after_it_began(world: World, visitor: Visi
     assert event.name == "rounds"
 
 
+def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) -> None:
+    task = world.create_task(rounds=2, privacy="plain", threshold=None, cohort=3)["task_id"]
+    devices = world.add_devices(3)
+    analyst = Visitor(world, access_token(world, "auditor")[0])
+    with following(visitor, task) as stream, following(analyst, task) as other:
+        first = stream.next()
+        assert first is not None
+        assert 'id="live-curves"' in first.data
+        assert "length of the step" not in first.data
+        assert visitor.post(f"/dashboard/tasks/{task}/pause").status_code == 303
+        event = stream.until(f'href="/dashboard/tasks/{task}/resume"', SOON)
+        assert f"{task}/pause" not in event.data
+        assert 'id="live-curves"' not in event.data, "nothing new is in the curves"
+        assert "/resume" not in other.until("paused", SOON).data, "an auditor has no buttons"
+        assert visitor.post(f"/dashboard/tasks/{task}/resume").status_code == 303
+        world.start_round(devices)
+        for index, device in enumerate(devices):
+            device.updating(**update(index))
+        world.settle()
+        event = stream.until("length of the step", SOON)
+        assert "length of the step in round 1: " in event.data
+        assert "length of the step in round 1: " in visitor.page(f"/dashboard/tasks/{task}")
+        # With what it has, a page that comes back is sent the curves alone that it lacks.
+        rounds, results = event.id.split(".")
+    with following(visitor, task, after=f"{'0' * 16}.{results}") as stream:
+        again = stream.next()
+        assert again is not None
+        assert (again.id, 'id="live-curves"' in again.data) == (event.id, False)
+    with following(visitor, task, after=f"{rounds}.{'0' * 16}") as stream:
+        again = stream.next()
+        assert again is not None
+        assert ('id="live-cards"' in again.data, 'id="live-curves"' in again.data) == (False, True)
+
+
 def test_a_page_that_shows_it_already_is_sent_nothing(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
-    shown = re.search(r'data-version="([0-9a-f]{16})"', visitor.page(f"/dashboard/tasks/{task}"))
+    shown = re.search(r'data-version="([0-9a-f]{16}[.][0-9a-f]{16})"', visitor.page(f"/dashboard/tasks/{task}"))
     assert shown is not None
     with following(visitor, task, after=shown[1]) as stream:
         with pytest.raises(queue.Empty):
@@ -162,7 +197,7 @@ def make_hub(stamp: dict[str, object], **parts: object) -> tuple[LivePages, Coun
 
     def make(task_id: str, viewer: Viewer) -> Shown:
         made[task_id] += 1
-        return Shown(f"{task_id} {stamp[task_id]}", f"page {stamp[task_id]}", lively=False)
+        return Shown(((f"{task_id} {stamp[task_id]}", f"page {stamp[task_id]}"),), lively=False)
 
     whole: dict[str, object] = {
         "most": 100, "make": make, "alive": lambda digests: set(digests), "stamps": lambda tasks: dict(stamp), **parts

@@ -61,8 +61,14 @@ def test_the_five_questions_within_two_seconds(world: World, chromium: Browser) 
         expect(success).to_contain_text("1of 2 rounds; the last one committed", timeout=SOON)
         expect(model).to_contain_text(world.task(task)["model"][:12], timeout=SOON)
         expect(news).to_contain_text("Round 1: committed", timeout=SOON)
+        numbers = page.locator("#curve-length-of-the-step")
+        numbers.locator("summary").click()
         evaluate(world, devices, 0.5)
         expect(told).to_contain_text("evaluation loss 0.5", timeout=SOON)
+        # The curves come along; what was open stays open, and the keyboard stays where it is.
+        expect(page.locator("#live-curves")).to_contain_text("evaluation loss", timeout=SOON)
+        expect(numbers).to_have_attribute("open", "")
+        assert page.evaluate("document.activeElement.id") == "curve-length-of-the-step-title"
 
         assert world.operator("POST", f"/v1/tokens/{token_id}/revoke")[0] == 200
         expect(page.locator("#live-link")).to_contain_text("No longer live: your session has ended", timeout=8000)

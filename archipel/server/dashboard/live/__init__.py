@@ -2,6 +2,24 @@
 
 from archipel.server.dashboard.live.changes import read_stamps
 from archipel.server.dashboard.live.hub import LivePages, Shown, Viewer
-from archipel.server.dashboard.live.streams import LIVE, make_shown, open_stream, show_rounds
+from archipel.server.dashboard.live.streams import (
+    LIVE,
+    KeptCharts,
+    make_shown,
+    open_stream,
+    show_results,
+    show_rounds,
+)
 
-__all__ = ["LIVE", "LivePages", "Shown", "Viewer", "make_shown", "open_stream", "read_stamps", "show_rounds"]
+__all__ = [
+    "LIVE",
+    "KeptCharts",
+    "LivePages",
+    "Shown",
+    "Viewer",
+    "make_shown",
+    "open_stream",
+    "read_stamps",
+    "show_results",
+    "show_rounds",
+]

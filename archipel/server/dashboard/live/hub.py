@@ -55,11 +55,21 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page shows. `version` is another one when it shows something else; `lively`: it may change by itself."""
+    """What a page shows, as `parts` of (version, HTML): a part's version is another one when it shows something else.
+    `lively`: it may change by itself."""
 
-    version: str
-    html: str
+    parts: tuple[tuple[str, str], ...]
     lively: bool
+
+    @property
+    def version(self) -> str:
+        """The versions of all parts."""
+        return ".".join(version for version, _ in self.parts)
+
+    def since(self, seen: str) -> str:
+        """The HTML of the parts that a page with the version `seen` does not show."""
+        known = seen.split(".")
+        return "\n".join(html for version, html in self.parts if version not in known)
 
 
 @dataclass(eq=False)
@@ -191,8 +201,8 @@ class LivePages:
             if shown is None or shown.version == seen:
                 yield b":\n\n"
                 continue
-            seen = shown.version
-            yield encode_event("rounds", shown.version, shown.html)
+            news, seen = shown.since(seen), shown.version
+            yield encode_event("rounds", seen, news)
 
     def _wait(self, topic: _Topic, stream: _Stream, seen: str) -> tuple[Shown | None, str]:
         """Wait for news, as long as a stream may be silent. Returns what is shown now, and why the stream is over."""

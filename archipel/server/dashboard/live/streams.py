@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,16 +15,21 @@ from flask import Response, current_app, request
 
 from archipel.protocol.operator.progress import DONE, RoundProgress, TaskProgress
 from archipel.server.dashboard import rendering
+from archipel.server.dashboard.actions import offered
+from archipel.server.dashboard.charts import curves_of, deciles_of
 from archipel.server.dashboard.desk import Desk
 from archipel.server.dashboard.live.hub import LivePages, Shown, Viewer
-from archipel.server.http.routes import OPERATOR
 from archipel.server.http.sending import in_time
 
 LIVE = "archipel.live"
 """The name of an application's LivePages among its extensions."""
 ROUNDS = 10
 """Of so many rounds that have ended the page tells."""
-_VERSION = re.compile("[0-9a-f]{16}")
+POINTS = 500
+"""Rounds in a chart: the newest."""
+KEPT = 64
+"""Of so many tasks the charts are kept as they are, until a round ends."""
+_VERSION = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{16}")
 
 
 def show_rounds(desk: Desk, task_id: str) -> dict[str, Any]:
@@ -32,7 +39,8 @@ def show_rounds(desk: Desk, task_id: str) -> dict[str, Any]:
     return {
         "progress": progress,
         "done": DONE,
-        "version": version_of(progress),
+        "version": f"{version_of(progress)}.{results_version(progress)}",
+        "actions": offered(desk, "task", progress),
         "current": told[0] if told else None,
         "summed": next((each for each in told if each.metrics or each.distributions), None),
         "failed": [each for each in told if each.missing or each.faults or each.set_aside][:3],
@@ -45,18 +53,73 @@ def version_of(progress: TaskProgress) -> str:
     return hashlib.sha256(msgspec.json.encode(still)).hexdigest()[:16]
 
 
+def show_results(desk: Desk, task_id: str) -> dict[str, Any]:
+    """What the templates of a task's curves need. Raises RefusalError as the API refuses it."""
+    metrics = desk.ask("list_metrics", query={"limit": POINTS, "newest_first": True}, task_id=task_id)
+    results = sorted(metrics.items, key=lambda each: (each.started, each.number))
+    return {
+        "task": desk.ask("show_task", task_id=task_id),
+        "results": results,
+        "cut": metrics.next is not None,
+        "curves": curves_of(results),
+        "deciles": deciles_of(results),
+    }
+
+
+def results_version(progress: TaskProgress) -> str:
+    """16 hexadecimal digits that are others when a round has ended with a result, or what it made was evaluated."""
+    results = [(each.round_id, each.outcome, each.metrics, each.distributions) for each in progress.newest]
+    still = (progress.rounds_committed, results)
+    return hashlib.sha256(msgspec.json.encode(still)).hexdigest()[:16]
+
+
+class KeptCharts:
+    """The HTML of the charts of the tasks that were watched last, so that it is made once for each result."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
+
+    def of(self, task_id: str, sees: str, version: str, make: Callable[[], str]) -> str:
+        """The charts of a task as those see them who see the same; `make` makes those of another version."""
+        with self._lock:
+            kept = self._made.get((task_id, sees))
+        if kept is not None and kept[0] == version:
+            return kept[1]
+        html = make()
+        with self._lock:
+            self._made[task_id, sees] = (version, html)
+            self._made.move_to_end((task_id, sees))
+            while len(self._made) > KEPT:
+                self._made.popitem(last=False)
+        return html
+
+
 def _without_time(each: RoundProgress) -> RoundProgress:
     phases = [msgspec.structs.replace(phase, seconds=None) for phase in each.phases]
     return msgspec.structs.replace(each, seconds=0.0, phases=phases)
 
 
-def make_shown(desk: Desk, task_id: str) -> Shown:
+def make_shown(desk: Desk, task_id: str, kept: KeptCharts) -> Shown:
     """The HTML that an event carries, of which each element takes the place of that with the same id."""
     values = show_rounds(desk, task_id)
     progress: TaskProgress = values["progress"]
-    html = rendering.render("live_event.html", desk, **values)
+    rounds, results = values["version"].split(".")
+
+    def draw() -> str:
+        return rendering.render("live_results.html", desk, **show_results(desk, task_id))
+
+    parts = (
+        (rounds, rendering.render("live_event.html", desk, **values)),
+        (results, kept.of(task_id, _sees(desk), results, draw)),
+    )
     evaluated = any(each.evaluation_state in ("running", "proposed") for each in progress.newest)
-    return Shown(values["version"], html, lively=progress.ended is None or evaluated)
+    return Shown(parts, lively=progress.ended is None or evaluated)
+
+
+def _sees(desk: Desk) -> str:
+    """All of one role see the same of a task, and may do the same with it."""
+    return desk.identity.role
 
 
 def open_stream(desk: Desk, task_id: str) -> Response:
@@ -64,8 +127,7 @@ def open_stream(desk: Desk, task_id: str) -> Response:
     live: LivePages = current_app.extensions[LIVE]
     # Also where others watch the same and nothing is made for this viewer, they must be allowed to.
     desk.ask("show_progress", query={"rounds": 0}, task_id=task_id)
-    # All who may operate see the same of a task, and all others do.
-    viewer = Viewer(desk.identity, desk.session, "operator" if desk.identity.role in OPERATOR else "other")
+    viewer = Viewer(desk.identity, desk.session, _sees(desk))
     seen = request.headers.get("Last-Event-ID") or desk.query.get("after", "")
     connection: socket.socket | None = request.environ.get("gunicorn.socket")
     parts: Iterator[bytes] = live.open(

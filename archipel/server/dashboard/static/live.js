@@ -1,4 +1,4 @@
-// Keeps the rounds of a task up to date: what the server sends takes the place of the elements with the same ids.
+// Keeps a task's page up to date: what the server sends takes the place of the elements with the same ids.
 const live = document.getElementById("live");
 const link = document.getElementById("live-link");
 const news = document.getElementById("live-news");
@@ -37,7 +37,12 @@ function show(html) {
     const focused = old.contains(document.activeElement) ? document.activeElement : null;
     const place = focused && (focused.id || focused.getAttribute("href"));
     const scrolled = [...old.querySelectorAll(".scroll[id]")].map((each) => [each.id, each.scrollLeft]);
+    const opened = [...old.querySelectorAll("details[open][id]")].map((each) => each.id);
     old.replaceWith(fresh);
+    for (const id of opened) {
+      const each = document.getElementById(id);
+      if (each) each.open = true;
+    }
     for (const [id, left] of scrolled) {
       const each = document.getElementById(id);
       if (each) each.scrollLeft = left;

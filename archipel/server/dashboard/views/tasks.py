@@ -8,22 +8,18 @@ import msgspec
 from flask import Response
 
 from archipel.server.dashboard import rendering
-from archipel.server.dashboard.actions import offered
-from archipel.server.dashboard.charts import curves_of, deciles_of
 from archipel.server.dashboard.desk import Desk
-from archipel.server.dashboard.live import open_stream, show_rounds
+from archipel.server.dashboard.live import open_stream, show_results, show_rounds
 from archipel.server.dashboard.pages import ROOT, Page
 from archipel.server.dashboard.views.confirm import told
 
 STATES = ("proposed", "running", "paused", "completed", "cancelled", "failed")
 KINDS = ("training", "evaluation", "analytics")
 FILTERS = ("population", "state", "kind", "after")
-POINTS = 500
-"""Rounds in a chart: the newest."""
 _ELSEWHERE = {
     "task_id", "name", "state", "reason", "population", "kind", "rounds", "rounds_committed", "waiting", "waiting_for",
-    "under_way", "last_failure", "search", "refused", "privacy_spent", "created", "ended", "created_by", "approved_by",
-    "model", "failed_rounds", "spoiled_rounds", "weights_deleted", "evaluates",
+    "under_way", "last_failure", "search", "refused", "privacy_spent", "hints", "created", "ended", "created_by",
+    "approved_by", "model", "failed_rounds", "spoiled_rounds", "weights_deleted", "evaluates",
 }  # fmt: skip
 """Fields of a task that its page shows in other places than the table of settings."""
 
@@ -41,14 +37,11 @@ def list_tasks(desk: Desk) -> str:
 
 def show_task(desk: Desk, task_id: str) -> str:
     """One task."""
-    task = desk.ask("show_task", task_id=task_id)
-    metrics = desk.ask("list_metrics", query={"limit": POINTS, "newest_first": True}, task_id=task_id)
-    results = sorted(metrics.items, key=lambda each: (each.started, each.number))
+    # The rounds first: what happens after them is sent as news.
+    rounds, results = show_rounds(desk, task_id), show_results(desk, task_id)
     return rendering.render(
-        "task.html", desk, task=task, results=results, **show_rounds(desk, task_id),
-        cut=metrics.next is not None, curves=curves_of(results), deciles=deciles_of(results),
-        settings=show_settings(task), actions=offered(desk, "task", task), told=told(desk, "task"),
-    )  # fmt: skip
+        "task.html", desk, **rounds, **results, settings=show_settings(results["task"]), told=told(desk, "task")
+    )
 
 
 def watch_task(desk: Desk, task_id: str) -> Response:
