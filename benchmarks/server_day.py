@@ -40,6 +40,8 @@ from archipel.server.services import Services
 
 MOST_SLOPE = 0.25
 """MiB an hour."""
+HOURS = 24
+"""In half of them SQLite's pages fill their caches."""
 ENTRIES, COHORT = 1000, 10
 POLL_SECONDS = 300.0
 """While rounds take place devices come ten times as often."""
@@ -49,9 +51,9 @@ STEP_SECONDS = 20.0
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--hours", type=int, help="so many in place of 24")
+    parser.add_argument("--hours", type=int, help=f"so many in place of {HOURS}")
     options = parser.parse_args()
-    hours, devices = (4, 12) if options.quick else (24, 20)
+    hours, devices = (4, 12) if options.quick else (HOURS, 20)
     hours = options.hours or hours
     state_run(options.json, ("flask", "sqlalchemy", "numpy"))
     # In memory, where there is such a folder: it is not the disk that is measured.
@@ -75,7 +77,8 @@ def main() -> None:
         print_alone("server day", case, MiB=memory[-1], MiB_an_hour=grown)
         print_alone("server day", f"{case}, SQLite", MiB=last)
     else:
-        print(f"slope {grown:.3f} MiB an hour, bound {MOST_SLOPE}: {'kept' if grown <= MOST_SLOPE else 'BROKEN'}")
+        kept = "kept" if grown <= MOST_SLOPE else "BROKEN" if hours >= HOURS else "not judged, as caches still fill"
+        print(f"slope {grown:.3f} MiB an hour, bound {MOST_SLOPE}: {kept}")
 
 
 class Day:
