@@ -61,10 +61,8 @@ class Waiting:
         except (UnreachableError, RefusedError) as error:
             if isinstance(error, RefusedError) and error.status not in _CUT:
                 raise
-        silent = time.monotonic() - began
-        # Sooner: the connection was an older one that had been cut off before, which says nothing about waiting.
-        if silent >= _SHORTEST:
-            self._less, self._until = 0.8 * min(silent, seconds), time.monotonic() + _CAUTIOUS_SECONDS
+        self._less = 0.8 * min(time.monotonic() - began, seconds)
+        self._until = time.monotonic() + _CAUTIOUS_SECONDS
         return _send(session, told)
 
 

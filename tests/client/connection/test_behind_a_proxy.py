@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from archipel.client import Agent, AgentConfig
-from archipel.client.connection import waiting
+from archipel.client import AgentConfig
 from archipel.client.connection.transport import Transport
-from archipel.errors import UnreachableError
 from archipel.operator import OperatorClient
-from archipel.protocol.messages import CheckIn, CheckInResponse
 from archipel.protocol.operator.tasks import Health
 from tests.client.connection.test_waiting import at_work, held, until
 from tests.support.faults import Proxy, running
 from tests.support.federation import Federation, open_federation
 from tests.support.idle_proxy import cutting
-from tests.support.patience import stretched
 
 IDLE = 1.6
 """Seconds of silence after which the proxy cuts a connection off; nginx does after 60."""
@@ -63,37 +56,3 @@ def test_connections_that_were_kept_are_cut_off_in_between(federation: Federatio
                 until(lambda number=number: len(proxy.cuts) == 2 * number + 2, 5.0)  # type: ignore[misc]
         transport.close()
     assert (proxy.opened, outages) == (6, [])
-
-
-class Session:
-    """Answers check-ins, after `say` was called with the wait that they allow."""
-
-    def __init__(self, say: Callable[[float], None]) -> None:
-        self._say = say
-        self.waits: list[float] = []
-
-    def call(self, method: str, path: str, kind: type, *, body: bytes, retry: bool) -> CheckInResponse:
-        self.waits.append(msgspec.json.decode(body, type=CheckIn).wait)
-        self._say(self.waits[-1])
-        return CheckInResponse(retry_after=1.0)
-
-
-def test_a_connection_that_was_dead_before_says_nothing_about_waiting(federation: Federation) -> None:
-    """It breaks at once, where a silence that was too long takes its time."""
-    agent: Agent = federation.agent(0)
-    made, stop, answers = waiting.Waiting(agent.config), threading.Event(), iter([0.0, None, 1.5, None])
-
-    def say(wait: float) -> None:
-        seconds = next(answers)
-        if seconds is not None:
-            time.sleep(seconds)
-            raise UnreachableError("cut off")
-
-    session = Session(say)
-    began = time.monotonic()
-    made.check_in(session, CheckIn(), stop)  # type: ignore[arg-type]
-    assert time.monotonic() - began < stretched(1.0)
-    assert made.seconds() == 20.0
-    made.check_in(session, CheckIn(), stop)  # type: ignore[arg-type]
-    assert 1.1 < made.seconds() < 20.0
-    assert session.waits == [20.0, 0.0, 20.0, 0.0]

@@ -57,9 +57,7 @@ export class Waiting {
       if (!cut) throw error;
     }
     const now = performance.now() / 1000;
-    const silent = now - began / 1000;
-    // Sooner: the connection was an older one that had been cut off before, which says nothing about waiting.
-    if (silent >= SHORTEST) [this.less, this.until] = [0.8 * Math.min(silent, seconds), now + CAUTIOUS_SECONDS];
+    [this.less, this.until] = [0.8 * Math.min(now - began / 1000, seconds), now + CAUTIOUS_SECONDS];
     return send(0);
   }
 }
