@@ -112,19 +112,25 @@ def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet)
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: World, fleet: Fleet) -> None:
+@pytest.mark.parametrize(("come", "waited"), [(0, "none"), (2, "2")])
+def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(
+    world: World, fleet: Fleet, come: int, waited: str
+) -> None:
     rollout = fleet.begin()
-    fleet.enrol(rollout, 3)  # nobody comes
+    inside, _ = fleet.enrol(rollout, 3)
     world.clock.now += 60
     world.settle()
     assert fleet.show(rollout)["state"] == "evaluating"
     world.clock.now += 599
     world.settle()
     assert fleet.show(rollout)["state"] == "evaluating"
+    for device in inside[:come]:
+        device.check_in()
     world.clock.now += 1
     world.settle()
     shown = fleet.show(rollout)
     said = "the evaluation had no result in time: that of the candidate needs 3 devices at a time"
+    said += f", and {waited} waited at the end"
     assert (shown["state"], shown["reason"]) == ("rolled_back", said)
     stage = shown["stages"][0]
     assert (stage["passed"], stage["candidate"]["state"], stage["baseline"]) == (None, "cancelled", None)
