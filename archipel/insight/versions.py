@@ -25,7 +25,7 @@ _PARAMETER = "parameter/"
 _MOST_ROWS = 256
 
 
-def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, dict[str, np.ndarray]]]:
+def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, Mapping[str, np.ndarray]]]:
     """(label, parameters by name) of each safetensors file, MAX_VERSIONS at most.
 
     A file that cannot be read is told in the notes.
@@ -37,11 +37,16 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, di
         except ArchipelError as error:
             notes.append(str(error))
             continue
-        named = {name.removeprefix(_PARAMETER): array for name, array in arrays.items() if name.startswith(_PARAMETER)}
-        found.append((cut(path.stem), named or arrays))
+        found.append((cut(path.stem), parameters_of(arrays)))
     if len(files) > MAX_VERSIONS:
         notes.append(f"{len(files):,} files of weights; the first {MAX_VERSIONS:,} are shown")
     return found
+
+
+def parameters_of(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """The parameters alone, of a file that holds more than them and says which they are."""
+    named = {name.removeprefix(_PARAMETER): array for name, array in arrays.items() if name.startswith(_PARAMETER)}
+    return named or arrays
 
 
 def weight_histograms(versions: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> list[HistogramSeries]:
