@@ -7,7 +7,7 @@ verified when they were uploaded, verifies them again, and runs none of their gr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,13 +15,14 @@ from archipel import __version__
 from archipel.bundle import Bundle, open_bundle, read_weights
 from archipel.bundle.reader import verify_folder
 from archipel.errors import ArchipelError, BundleError, InsightError
-from archipel.insight.comparing import compare_subjects
 from archipel.insight.limits import MAX_HISTOGRAMS, cut
 from archipel.insight.page_data import Page, TensorStatistics
-from archipel.insight.subjects import OpenSubject, read_bundle
+from archipel.insight.stored_weights import parameters_of
 from archipel.insight.tensor_statistics import describe
-from archipel.insight.versions import parameters_of
 from archipel.library_errors import one_line
+
+if TYPE_CHECKING:
+    from archipel.insight.subjects import OpenSubject
 
 DOCUMENT, PROBLEM = "document.json", "problem.txt"
 """One of these files is in the folder of the request when the process has ended well."""
@@ -109,11 +110,16 @@ def _page(asked: Request, alone: bool = False) -> Page:
     opened = [_open(asked, model, number, alone) for number, model in enumerate(asked.models)]
     page = Page(title="", version=__version__, subjects=[each.subject for each in opened])
     if len(opened) == 2:
+        from archipel.insight.comparing import compare_subjects
+
         page.comparison = compare_subjects(opened[0], opened[1], run=False)
     return page
 
 
 def _open(asked: Request, model: Stored, number: int, alone: bool) -> OpenSubject:
+    # Imported here: it takes seconds, and histograms do without.
+    from archipel.insight.subjects import read_bundle
+
     bundle = _bundle(asked, model, number)
     weights = parameters_of(read_weights(Path(model.weights))) if model.weights else None
     names = [name for name, program in bundle.manifest.programs.items() if program.kind == "predict"] if alone else []

@@ -17,11 +17,10 @@ from archipel.graph import Model
 from archipel.insight.feeding import make_feed
 from archipel.insight.limits import MAX_HISTOGRAMS, MAX_VERSIONS, cut
 from archipel.insight.page_data import Histogram, HistogramSeries
+from archipel.insight.stored_weights import parameters_of
 from archipel.insight.subjects import OpenGraph
 from archipel.insight.tensor_statistics import describe
 
-_PARAMETER = "parameter/"
-"""Before names in files that hold more than parameters: of simulations, and of what devices learned."""
 _MOST_ROWS = 256
 
 
@@ -41,12 +40,6 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, Ma
     if len(files) > MAX_VERSIONS:
         notes.append(f"{len(files):,} files of weights; the first {MAX_VERSIONS:,} are shown")
     return found
-
-
-def parameters_of(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """The parameters alone, of a file that holds more than them and says which they are."""
-    named = {name.removeprefix(_PARAMETER): array for name, array in arrays.items() if name.startswith(_PARAMETER)}
-    return named or arrays
 
 
 def weight_histograms(versions: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> list[HistogramSeries]:

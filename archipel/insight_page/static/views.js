@@ -95,7 +95,7 @@ function drawGraph(graph) {
     }),
     tool("\u2212", () => view.zoom(0.8), "Smaller"),
     tool("+", () => view.zoom(1.25), "Larger"),
-    tool("Fit", () => view.fit(0), "The whole graph"),
+    tool("Fit", () => view.fit(0), "Fit the whole graph"),
     colourChoice(graph, view, times),
   );
   requestAnimationFrame(() => view.draw());
