@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -33,6 +34,8 @@ FORM = 1
 """Another one when what is made of the same model is to be another."""
 MOST_BYTES = 256 << 20
 """Bytes of all documents that are kept, packed."""
+KEPT_SECONDS = 30 * 86400.0
+"""A document that nobody has looked at for so long is removed, with the next one that is made."""
 PROBLEM_SECONDS = 600.0
 """After this time a document that could not be made is tried again."""
 SOON_SECONDS = 10.0
@@ -185,9 +188,12 @@ class Documents:
             total -= status.st_size
 
     def _sweep(self) -> None:
-        """Remove what killed processes have left, and old problems. Under the lock: nobody works in these folders."""
+        """Remove what killed processes have left, and what is old. Under the lock: nobody works in these folders."""
+        now = time.time()
         for path in self._folder.iterdir():
             if path.name.startswith("making-"):
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.suffix == ".part" or (path.suffix == ".txt" and path.stat().st_mtime < time.time()):
+                continue
+            since = {".gz": now - KEPT_SECONDS, ".txt": now, ".part": math.inf}.get(path.suffix, -math.inf)
+            if path.stat().st_mtime < since:
                 path.unlink(missing_ok=True)
