@@ -32,6 +32,7 @@ from archipel.privacy.correlated import correlate, rounds_event, settle_coeffici
 from archipel.privacy.events import Event, Gaussian, Repeated
 from archipel.protocol.bounds import SLACK, Group, entries, joint_norm, step, sum_bound
 from archipel.protocol.metrics.training_metrics import CLIPPED, DEVICES, UPDATE_CLIP
+from archipel.protocol.mistakes import tell
 from archipel.protocol.noised.group import noised_group
 from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
@@ -55,7 +56,7 @@ def check_composition(
     secure_groups: int,
     hyperparameters: Mapping[str, float],
 ) -> None:
-    """Whether rounds of a training can have this noise. Raises PolicyError that names the setting and the remedy.
+    """Whether rounds of a training can have this noise. Raises PolicyError that names the settings and the remedies.
 
     Arguments:
         manifest: the bundle's.
@@ -65,38 +66,60 @@ def check_composition(
     if not settings.is_private:
         return
     name = f"mechanism {settings.mechanism!r}"
-    local = settings.mechanism == "local"
-    if local and privacy != "plain":
-        raise PolicyError(
-            f"{name}: each device adds noise enough for a server that sees its update, which in secure rounds none "
-            "does; take 'distributed', or set privacy to 'plain'"
-        )
-    if not local and privacy != "secure":
-        raise PolicyError(f"{name}: noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'")
-    if mode == "asynchronous":
-        raise PolicyError(
-            f"{name}: a device may be in one version of an asynchronous task several times; set mode to "
-            "'semi-synchronous' or 'synchronous'"
-        )
-    # Of updates that have their noise already, a rule may make what it likes.
-    if (aggregation.robust and not local) or secure_groups:
-        raise PolicyError(
-            f"{name}: how much one device changes what a robust rule or several groups give is not known; leave "
-            "aggregation and secure_groups away"
-        )
+    mistakes = rounds_mistakes(
+        settings, privacy=privacy, mode=mode, aggregation=aggregation, secure_groups=secure_groups
+    )
     adapted = clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters
     if adapted and settings.clip_noise is None:
-        raise PolicyError(
+        mistakes.append(
             f"{name}: the bundle's clip follows counts of devices, which have no noise; fix the clip: "
             f"hyperparameters.{UPDATE_CLIP} = 1.0, say, or the strategy option clip of the bundle"
             + ("; or set clip_noise (a twentieth of the cohort, say)" if settings.mechanism == "central" else "")
         )
     if settings.clip_noise is not None and not adapted:
-        raise PolicyError(
+        mistakes.append(
             f"{name}: clip_noise is for a clip that the server adapts, and this one is fixed; leave it away, or the "
             f"strategy option clip and hyperparameter {UPDATE_CLIP!r}"
         )
-    noised_group(layout, manifest.strategy, settings.mechanism)
+    try:
+        noised_group(layout, manifest.strategy, settings.mechanism)
+    except PolicyError as error:
+        mistakes.append(str(error))
+    if mistakes:
+        raise PolicyError(tell(mistakes))
+
+
+def rounds_mistakes(
+    settings: DifferentialPrivacy,
+    *,
+    privacy: str,
+    mode: str,
+    aggregation: Aggregation,
+    secure_groups: int,
+) -> list[str]:
+    """Why rounds of such settings cannot have this noise, whatever the bundle: each text names settings and remedy."""
+    if not settings.is_private:
+        return []
+    mistakes, local = [], settings.mechanism == "local"
+    if local and privacy != "plain":
+        mistakes.append(
+            "each device adds noise enough for a server that sees its update, which in secure rounds none does; take "
+            "'distributed', or set privacy to 'plain'"
+        )
+    if not local and privacy != "secure":
+        mistakes.append("noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'")
+    if mode == "asynchronous":
+        mistakes.append(
+            "a device may be in one version of an asynchronous task several times; set mode to 'semi-synchronous' or "
+            "'synchronous'"
+        )
+    # Of updates that have their noise already, a rule may make what it likes.
+    if (aggregation.robust and not local) or secure_groups:
+        mistakes.append(
+            "how much one device changes what a robust rule or several groups give is not known; leave aggregation "
+            "and secure_groups away"
+        )
+    return [f"mechanism {settings.mechanism!r}: {each}" for each in mistakes]
 
 
 def settle(settings: DifferentialPrivacy, rounds: int, before: tuple[Event, ...] = ()) -> DifferentialPrivacy:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from archipel.bundle.roles import Update
 from archipel.errors import PolicyError
 from archipel.privacy.central import Randomness, sensitivity
 from archipel.protocol.bounds import entries, groups, largest, step, weight_port
+from archipel.protocol.mistakes import tell
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.vector import DecodedSum, Layout
 
@@ -36,26 +37,31 @@ class Block:
 
 
 def check_query(settings: DifferentialPrivacy, layout: Layout, *, privacy: str, count_adoption: bool) -> None:
-    """Whether an evaluation or analysis can have this noise. Raises PolicyError that names setting and remedy."""
-    name = f"mechanism {settings.mechanism!r}"
+    """Whether an evaluation or analysis can have this noise. Raises PolicyError that names settings and remedies."""
+    mistakes = list(_mistakes(settings, layout, privacy, count_adoption))
+    if mistakes:
+        raise PolicyError(tell([f"mechanism {settings.mechanism!r}: {each}" for each in mistakes]))
+
+
+def _mistakes(settings: DifferentialPrivacy, layout: Layout, privacy: str, count_adoption: bool) -> Iterator[str]:
     if settings.mechanism != "central":
-        raise PolicyError(f"{name}: is for trainings, whose rounds add up; evaluations and analyses have 'central'")
+        yield "is for trainings, whose rounds add up; evaluations and analyses have 'central'"
     if settings.clip_noise is not None:
-        raise PolicyError(f"{name}: clip_noise is for trainings; leave it away")
+        yield "clip_noise is for trainings; leave it away"
     if privacy != "secure":
-        raise PolicyError(f"{name}: noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'")
+        yield "noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'"
     if count_adoption:
-        raise PolicyError(
-            f"{name}: count_adoption has noise of the devices' own, and its standard error is of that alone; leave it "
-            "away, or ask for it without differential_privacy"
+        yield (
+            "count_adoption has noise of the devices' own, and its standard error is of that alone; leave it away, or "
+            "ask for it without differential_privacy"
         )
     for port in layout.updates:
         if port.noise:
-            raise PolicyError(f"{name}: devices add noise to {port.tensor!r} already; leave mechanism away")
+            yield f"devices add noise to {port.tensor!r} already; leave mechanism away"
         if port.kind not in ("value", "weight"):
-            raise PolicyError(
-                f"{name}: {port.tensor!r} is a {port.kind}, and noise is for counts, sums and means; have the program "
-                "send values"
+            yield (
+                f"{port.tensor!r} is a {port.kind}, and noise is for counts, sums and means; have the program send "
+                "values"
             )
 
 

@@ -18,6 +18,7 @@ from msgspec import inspect
 
 from archipel.errors import ArchipelError
 from archipel.protocol import written
+from archipel.protocol.mistakes import split
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BYTES = 1 << 20
@@ -86,8 +87,13 @@ def load(
     try:
         return written.convert(values, kind, hook)
     except (ValueError, ArchipelError) as error:
-        text = " ".join(str(error).split())
-        raise ValueError(f"{_source(text, sources) or path}: {text}") from None
+        named, unnamed = [], True
+        for text in (" ".join(each.split()) for each in split(str(error))):
+            # The file's name once, and before what comes from elsewhere the name of that.
+            source = _source(text, sources) or (str(path) if unnamed else "")
+            unnamed = unnamed and source != str(path)
+            named.append(f"{source}: {text}" if source else text)
+        raise ValueError("; ".join(named)) from None
 
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:

@@ -10,11 +10,15 @@ from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import inspect
+
+from archipel.errors import ArchipelError
+from archipel.protocol.mistakes import split, tell
 
 T = TypeVar("T")
 Hook = Callable[[type, Any], Any]
@@ -36,14 +40,26 @@ def read_path(kind: type, value: Any) -> Any:
 
 
 def convert(values: Mapping[str, Any], kind: type[T], hook: Hook = read_path) -> T:
-    """`values` as a `kind`, strictly. Raises ValueError that names the field, what was expected, and what came."""
+    """`values` as a `kind`, strictly. Raises ValueError that names the field, what was expected, and what came: of all
+    fields that are wrong (`mistakes.tell`)."""
     # TOML has inf and nan, which no setting means; a bound such as ge=0 would let both pass.
-    for name, value in _numbers(values, ""):
-        _check_finite(name, value)
+    mistakes = {name: _not_finite(name, value) for name, value in _numbers(values, "") if not math.isfinite(value)}
     try:
-        return msgspec.convert(values, kind, dec_hook=hook)
+        converted = msgspec.convert(values, kind, dec_hook=hook)
     except msgspec.ValidationError as error:
-        raise ValueError(explain(error, kind, value=values)) from None
+        found = list(_mistakes(values, kind, "", hook)) or [explain(error, kind, value=values)]
+    except ArchipelError as error:  # of the struct itself, which did not get to the fields after it
+        found = list(_mistakes(values, kind, "", hook))
+        if not mistakes and len(found) < 2:
+            raise
+        found = found or [str(error)]
+    else:
+        found = []
+    # What is not finite is not told twice.
+    found = [text for text in found if text.partition(":")[0] not in mistakes]
+    if mistakes or found:
+        raise ValueError(tell([*mistakes.values(), *found]))
+    return converted
 
 
 def convert_one(name: str, value: Any, kind: Any, hook: Hook = read_path, *, strict: bool = True) -> Any:
@@ -84,6 +100,9 @@ def explain(error: msgspec.ValidationError, kind: Any, name: str = "", value: An
     """The text of `error`, reworded for people. `name` is that of a single value; else the error's path names it."""
     match = _place(error)
     text, path = match[1], match["path"] or ""
+    if len(several := split(text)) > 1:  # of the struct at that place
+        place = path.lstrip(".") if not name else f"{name}{path}"
+        return tell([f"{place}: {each}" if place else each for each in several])
     place = path.lstrip(".") if not name else f"{name}{path}"
     where = f"{place}: " if place else ""
     if unknown := re.fullmatch("Object contains unknown field `(.*)`", text):
@@ -134,7 +153,62 @@ def _quote_with_hint(given: str, allowed: list[str]) -> str:
 
 def _check_finite(name: str, value: float) -> None:
     if not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite number, got {value}")
+        raise ValueError(_not_finite(name, value))
+
+
+def _not_finite(name: str, value: float) -> str:
+    return f"{name}: expected a finite number, got {value}"
+
+
+def _mistakes(value: Any, kind: Any, name: str, hook: Hook) -> Iterator[str]:
+    """What is wrong with `value`, the field `name`, as a `kind`: in the order in which it is written, and then what is
+    missing. msgspec itself ends at the first mistake that it meets, so each field is converted alone."""
+    try:
+        msgspec.convert(value, kind, dec_hook=hook)
+        return
+    except msgspec.ValidationError as error:
+        whole = explain(error, kind, name, value)
+    except ArchipelError as error:
+        whole = str(error)
+    below = list(_mistakes_below(value, kind, name, hook))
+    yield from below or split(whole)
+
+
+def _mistakes_below(value: Any, kind: Any, name: str, hook: Hook) -> Iterator[str]:
+    kinds = _without_bounds(kind)
+    structs = [each for each in kinds if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    if isinstance(value, Mapping) and len(structs) == 1 and structs[0].__struct_config__.tag is None:
+        struct, hints = structs[0], type_hints(structs[0])
+        fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+        for key, each in value.items():
+            place = f"{name}.{key}" if name else str(key)
+            if key in fields:
+                yield from _mistakes(each, hints[fields[key].name], place, hook)
+            elif struct.__struct_config__.forbid_unknown_fields:
+                where = f"{name}: " if name else ""
+                yield f"{where}unknown field {_quote_with_hint(str(key), list(fields))}"
+        for key, field in fields.items():
+            if field.required and key not in value:
+                yield f"{name}: the field {key!r} is missing" if name else f"the field {key!r} is missing"
+    elif isinstance(value, Mapping):
+        for each in (get_args(each)[1] for each in kinds if get_origin(each) in (dict, Mapping)):
+            for key, inner in value.items():
+                yield from _mistakes(inner, each, f"{name}.{key}" if name else str(key), hook)
+    elif isinstance(value, list | tuple):
+        for each in kinds:
+            origin: Any = get_origin(each)
+            if origin is list or (origin is tuple and get_args(each)[1:] == (...,)):
+                for number, inner in enumerate(value):
+                    yield from _mistakes(inner, get_args(each)[0], f"{name}[{number}]", hook)
+
+
+def _without_bounds(kind: Any) -> list[Any]:
+    """The members of a union, without their bounds; any other type alone."""
+    if get_origin(kind) is Annotated:
+        return _without_bounds(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [each for member in get_args(kind) for each in _without_bounds(member)]
+    return [kind]
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:

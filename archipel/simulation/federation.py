@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Meta
 
 from archipel.bundle import Bundle
 from archipel.datasets.entry_names import FieldNames
 from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
-from archipel.models.source import ModelSource
 from archipel.protocol import written
-from archipel.protocol.messages import Protocol
+from archipel.protocol.mistakes import Mistakes, tell
 from archipel.protocol.operator.aggregation import ROOTED
-from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
-from archipel.simulation.attacks import Attack
-from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, ListedClients
-from archipel.simulation.evaluation import Evaluation
+from archipel.simulation.federation_parts.checks import check_sources, settings_mistakes, table_mistakes
 from archipel.simulation.federation_parts.data import (
-    DataSource,
     Examples,
     Partition,
     divide,
@@ -34,85 +28,20 @@ from archipel.simulation.federation_parts.data import (
     read_partition,
 )
 from archipel.simulation.federation_parts.model import as_model, field_names, open_network
-from archipel.simulation.federation_parts.models import ModelOfSome, assign_models, check_models, renamed
-from archipel.simulation.federation_parts.root import RootSource, take_root
+from archipel.simulation.federation_parts.models import assign_models, renamed
+from archipel.simulation.federation_parts.root import take_root
+from archipel.simulation.federation_parts.settings import ONCE, ROOT, Settings, TrainingPart
+from archipel.simulation.federation_parts.training import make_training
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
-from archipel.simulation.running import Cluster, Test
+from archipel.simulation.running import Test
 from archipel.simulation.simulate import simulate
-from archipel.simulation.system.settings import Pacing, System
+from archipel.simulation.system.settings import Pacing
 from archipel.simulation.system.traces import with_devices
-from archipel.strategies.robust import Aggregation
 from archipel.toml_files import put_setting, read_toml
 
 if TYPE_CHECKING:
     from archipel.converter import Training
-
-Count = Annotated[int, Meta(ge=1)]
-
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups", "protocol",
-         "differential_privacy")  # fmt: skip
-"""What a task has, too, and the file outside of [task]."""
-_ROOT = "root"
-"""In [task]: the device that a server takes for the examples of `[root]`; a task has it in its aggregation."""
-
-
-class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[training]: how a device trains in a round, as the arguments of `converter.Training`."""
-
-    loss: str | dict[str, Any] = "cross_entropy"
-    optimizer: str | dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "sgd", "lr": 0.1})
-    epochs: Count = 1
-    batch_size: Count = 16
-    trainable: str | list[str] = "*"
-    loss_output: str | None = None
-    step_options: dict[str, Any] = {}
-
-
-class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[run]: how the simulation runs, see `RunOptions`."""
-
-    workers: Annotated[int, Meta(ge=0)] = 1
-    client_axis: ClientAxis = "auto"
-    threads: Count = 1
-    engine: str = "onnxruntime"
-    cluster: Cluster = "local"
-    masks: bool = False
-    folder: str | None = None
-    test_every: Count = 1
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole file."""
-
-    rounds: Count
-    data: DataSource
-    model: ModelSource | None = None
-    models: tuple[ModelOfSome, ...] = ()
-    root: RootSource | None = None
-    cohort: Count | None = None
-    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    privacy: Literal["secure", "plain"] = "secure"
-    seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
-    training: TrainingPart | None = None
-    strategy: str | dict[str, Any] | None = None
-    hyperparameters: dict[str, float] = {}
-    aggregation: Aggregation = Aggregation()
-    secure_groups: Annotated[int, Meta(ge=0)] = 0
-    protocol: Protocol | None = None
-    attack: Attack = Attack()
-    differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
-    partition: dict[str, Any] | None = None
-    evaluation: Evaluation | None = None
-    run: RunPart = RunPart()
-    system: System | None = None
-    task: dict[str, Any] = {}
-    tune: dict[str, Any] = {}
-
-    @property
-    def sources(self) -> tuple[ModelSource, ...]:
-        """Where the models come from: that of [model], or those of [[models]]."""
-        return self.models if self.model is None else (self.model,)
 
 
 @dataclass(frozen=True)
@@ -180,7 +109,12 @@ class Federation:
         except ArchipelError as error:
             raise _named(self.file, error) from None
 
-    def run_prepared(self, prepared: Prepared, on_round: Callable[[RoundRow], object] | None = None) -> Result:
+    def run_prepared(
+        self,
+        prepared: Prepared,
+        on_round: Callable[[RoundRow], object] | None = None,
+        on_begin: Callable[[Result], object] | None = None,
+    ) -> Result:
         """Simulate it with what `prepare` has made."""
         settings, run = self.settings, self.settings.run
         try:
@@ -190,6 +124,7 @@ class Federation:
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
                 cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
+                on_begin=on_begin,
                 aggregation=settings.aggregation, secure_groups=settings.secure_groups, protocol=settings.protocol,
                 attack=settings.attack, evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of,
                 differential_privacy=settings.differential_privacy, **self._clock(),
@@ -215,16 +150,16 @@ class Federation:
             raise SimulationError(
                 f"{self.file}: as a task: models: all devices of a task have one bundle; write the one as [model]"
             )
-        if settings.aggregation.rule == ROOTED and _ROOT not in settings.task:
+        if settings.aggregation.rule == ROOTED and ROOT not in settings.task:
             raise SimulationError(
-                f"{self.file}: as a task: task.{_ROOT}: is missing; a server has no examples of its own, so rule "
+                f"{self.file}: as a task: task.{ROOT}: is missing; a server has no examples of its own, so rule "
                 f"{ROOTED!r} takes the id of a device that you trust"
             )
-        given = {name: value for name in _ONCE if (value := getattr(settings, name)) is not None}
+        given = {name: value for name in ONCE if (value := getattr(settings, name)) is not None}
         more = dict(settings.task)
         try:
-            if _ROOT in more:
-                given["aggregation"] = {**msgspec.to_builtins(settings.aggregation), "root": more.pop(_ROOT)}
+            if ROOT in more:
+                given["aggregation"] = {**msgspec.to_builtins(settings.aggregation), "root": more.pop(ROOT)}
             return written.convert({**given, **more, "bundle": bundle}, TaskRequest)
         except ValueError as error:
             raise SimulationError(f"{self.file}: as a task: {error}") from None
@@ -237,8 +172,8 @@ class Federation:
             bundle: its bundle; the publisher's key is that of the file's `model.key`.
         """
         model = {"bundle": str(bundle.absolute()), "key": [key for each in self.settings.sources for key in each.key]}
-        decided = msgspec.to_builtins({name: getattr(task, name) for name in _ONCE})
-        decided["aggregation"].pop(_ROOT)
+        decided = msgspec.to_builtins({name: getattr(task, name) for name in ONCE})
+        decided["aggregation"].pop(ROOT)
         pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
         return {**decided, "task": pacing, "model": model, "models": None, "training": None, "strategy": None}
 
@@ -269,17 +204,7 @@ class Federation:
                 if getattr(settings, name) is not None:
                     raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
             return None
-        from archipel.converter import Training
-        from archipel.training.by_name import make_loss, make_optimizer
-
-        part = settings.training or TrainingPart()
-        strategy, options = _named_table(settings.strategy or "fedavg", "strategy")
-        return Training(
-            make_loss(part.loss, "training.loss"), make_optimizer(part.optimizer, None, None, "training.optimizer"),
-            trainable=part.trainable, epochs=part.epochs, batch_size=part.batch_size, loss_output=part.loss_output,
-            step_options=part.step_options,  # type: ignore[arg-type]
-            strategy=strategy, strategy_options=options,
-        )  # fmt: skip
+        return make_training(settings.training or TrainingPart(), settings.strategy)
 
     def _clients(self, examples: Examples, names: FieldNames) -> Clients:
         partition, train = self._partition(), examples.train
@@ -336,56 +261,33 @@ def load_federation(
         table = {key: value for key, value in {**table, **(replaced or {})}.items() if value is not None}
         for setting in settings:
             put_setting(table, setting, Settings.__struct_fields__, "rounds=5 or strategy.mu=0.1")
-        found = written.convert(table, Settings)
-        if (found.model is None) == (not found.models):
-            raise SimulationError("model: give a table [model], or of devices with different models several [[models]]")
-        if found.model is not None:
-            _ = found.model.source
-        else:
-            check_models(found.models)
-        if (found.data.python is None) == (found.data.train is None):
-            raise SimulationError("data: give train, a file, or python, a function")
-        if found.data.arguments and found.data.python is None:
-            raise SimulationError("data.arguments: are for python; files have data.options")
-        if found.data.hold_out is not None and found.data.test is not None:
-            raise SimulationError("data.hold_out: there is a file `test` as well; leave one of them out")
-        _check_task(found.task)
-        if found.aggregation.root:
-            raise SimulationError("aggregation.root: is a device of a server; write it into [task], as `root`")
-        for key, given in ((_ROOT, found.root is not None), (f"task.{_ROOT}", _ROOT in found.task)):
-            if given and found.aggregation.rule != ROOTED:
-                raise SimulationError(
-                    f"{key}: rule {found.aggregation.rule!r} takes no update as a root; set rule {ROOTED!r}, or leave "
-                    "it out"
-                )
-        if found.root is not None:
-            found.root.check(found.data)
-        federation = Federation(file, found)
-        # What is wrong in a table that other parts of archipel check is told before any data are read.
-        federation._training()
-        federation._partition()
-        federation._clock()
+        try:
+            federation = Federation(file, written.convert(table, Settings))
+        except (ArchipelError, ValueError) as error:
+            raise SimulationError(tell([str(error), *table_mistakes(table)])) from None
+        _check(federation)
     except (ArchipelError, ValueError) as error:
         raise _named(file, error) from None
     return federation
 
 
-def _check_task(table: Mapping[str, Any]) -> None:
-    known = [*TaskRequest.__struct_fields__, _ROOT]
-    for name in table:
-        if name not in known:
-            raise SimulationError(f"task.{name}: no such field of a task; {written.suggest(name, known)}")
-        if name in (*_ONCE, "bundle"):
-            where = f"outside of [task], as `{name}`" if name in _ONCE else "into [model]"
-            raise SimulationError(f"task.{name}: write it {where}")
-
-
-def _named_table(value: str | Mapping[str, Any], key: str) -> tuple[str, dict[str, Any]]:
-    table = {"name": value} if isinstance(value, str) else dict(value)
-    name = table.pop("name", None)
-    if not isinstance(name, str):
-        raise SimulationError(f'{key}.name: is missing; write {key} = "fedavg", or a table with a name')
-    return name, table
+def _check(federation: Federation) -> None:
+    """Raise an error that names everything that does not fit together, before any data are read."""
+    found, mistakes = federation.settings, Mistakes()
+    for text in settings_mistakes(found):
+        mistakes.add(SimulationError(text))
+    # What is wrong in a table that other parts of archipel check.
+    with mistakes.collected():
+        check_sources(found)
+        federation._training()  # a bundle decides it, and where none is known nothing does
+    with mistakes.collected():
+        federation._partition()
+    with mistakes.collected():
+        federation._clock()
+    with mistakes.collected():
+        if found.root is not None:
+            found.root.check(found.data)
+    mistakes.tell(SimulationError)
 
 
 def _named(file: Path, error: Exception) -> SimulationError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -226,3 +227,25 @@ def test_a_target_includes_the_counts(make: Make) -> None:
     assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
     with pytest.raises(PolicyError, match="clip_noise is for a clip that the server adapts"):
         simulate(bundle_of(make), fields(), rounds=1, differential_privacy=noise)
+
+
+def test_noise_that_drowns_the_updates_is_told_before_the_rounds(make: Make) -> None:
+    """And the hint has the noise that then comes."""
+    bundle, begun = bundle_of(make), []
+    settings = {"rounds": 1, "client_axis": "off"}
+    exact = simulate(bundle, fields(), on_begin=begun.append, **settings)
+    assert (exact.hints, len(begun)) == ([], 1)
+    assert simulate(bundle, fields(), differential_privacy=NOISE, **settings).hints == []
+    noise = DifferentialPrivacy(mechanism="central", noise_multiplier=2.0, delta=1e-5)
+    rows: list[int] = []
+    found = simulate(
+        bundle, fields(), differential_privacy=noise, on_begin=lambda result: rows.append(len(result.history)),
+        **settings,
+    )  # fmt: skip
+    assert rows == [0]
+    [hint] = found.hints
+    told = re.search(r"on the mean of 4 devices .* a norm of ([\d.]+), ([\d.]+) times the clip of 50,", hint)
+    assert told is not None, hint
+    drawn = 2.0 * CLIP * np.sqrt(difference(found, exact).size) / 4
+    assert float(told[1]) == pytest.approx(drawn, rel=0.02)
+    assert float(told[2]) == pytest.approx(drawn / CLIP, rel=0.05)

@@ -194,6 +194,31 @@ def test_mistakes_are_told(write: Write, settings: list[str], text: str) -> None
     assert "\n" not in str(told.value)
 
 
+def test_several_mistakes_are_told_at_once(write: Write) -> None:
+    """Fields, what other parts check in the tables, and what does not go together."""
+    file = write()
+    for settings, expected in (
+        (
+            ["roundz=3", "dropout=2.0", "training.batch_size=0", "training.loss=hinge", "strategy=fedprx"],
+            ["unknown field 'roundz'", "training.batch_size: ", "dropout: ", "training.loss: ", "strategy: "],
+        ),
+        (
+            ["data.arguments.swap=true", "task.cohort=3", "aggregation.rule=median", "training.optimizer=sdg",
+             "differential_privacy.mechanism=central", "differential_privacy.noise_multiplier=1.0", "privacy=plain",
+             "partition.clients=0", "partition.alpha=1"],
+            ["data.arguments: ", "task.cohort: ", "differential_privacy: ", "differential_privacy: ",
+             "training.optimizer: ", "partition.clients: ", "partition.alpha: "],
+        ),
+    ):  # fmt: skip
+        with pytest.raises(SimulationError) as told:
+            load_federation(file, settings)
+        first, *texts = str(told.value).splitlines()
+        assert first == f"{file}: {len(expected)} mistakes"
+        assert len(texts) == len(expected)
+        for start in expected:
+            assert any(text.startswith(f"  {start}") for text in texts), (start, texts)
+
+
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [

@@ -115,7 +115,7 @@ class Requests:
             except _Refused as refused:
                 if refused.learned:
                     take(what, refused.learned)
-                raise refused.error from None
+                raise refused.give() from None
             except (EOFError, ConnectionError):
                 raise self._explain_death(child, what) from None
             except TimeoutError:
@@ -127,7 +127,7 @@ class Requests:
                 ) from None
             except _CallerError as error:
                 # The child has answered and goes on, so it is kept.
-                raise error.raised from None
+                raise error.give() from None
             except BaseException:
                 # Interrupted in the middle of a message: nothing can follow on this connection.
                 self._drop(child)
@@ -169,7 +169,10 @@ class Requests:
                 channel.send(keep_checkpoint(self.checkpoint, reply, results), {}, seconds)
                 continue
             if raised is not None:
-                raise _CallerError(raised)
+                try:
+                    raise _CallerError(raised)
+                finally:
+                    raised = None  # the error refers to this frame: see _Brought
             if isinstance(reply, Failed):
                 raise _Refused(self._make_error(what, reply), results if reply.learned else {})
             if not isinstance(reply, expected):
@@ -189,7 +192,7 @@ class Requests:
             try:
                 self._exchange(child, "fit", WriteCheckpoint(), {}, Done, seconds=self._seconds)
             except _Refused as refused:
-                raise refused.error from None
+                raise refused.give() from None
 
         return not hooks.control.between_steps(on_pause)
 
@@ -249,21 +252,31 @@ class Requests:
         return child.end(), child.last_words
 
 
-class _Refused(Exception):
+class _Brought(Exception):
+    """Brings an error to `ask`, which raises it instead."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error: BaseException | None = error
+
+    def give(self) -> BaseException:
+        """The error, once: from then on its context is this one, and two that refer to each other would keep the
+        runtime, and so its process, until Python's garbage collector looks for cycles."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+
+class _CallerError(_Brought):
+    """A callback or the control has raised the error; the child has left its fit."""
+
+
+class _Refused(_Brought):
     """The child answers with an error and goes on."""
 
     def __init__(self, error: ArchipelError, learned: Arrays) -> None:
-        super().__init__()
-        self.error = error
+        super().__init__(error)
         self.learned = learned
-
-
-class _CallerError(Exception):
-    """A callback or the control has raised `raised`; the child has left its fit."""
-
-    def __init__(self, raised: BaseException) -> None:
-        super().__init__()
-        self.raised = raised
 
 
 def _are_same(first: Arrays, second: Arrays) -> bool:

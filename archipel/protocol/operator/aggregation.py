@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta
 
 from archipel.errors import PolicyError
 from archipel.protocol.messages import MAX_COHORT, Message
+from archipel.protocol.mistakes import tell
 
 MEAN = "mean"
 """The weighted mean, of a sum: no rule, and no single updates."""
@@ -47,18 +49,22 @@ class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):
     root: Annotated[str, Meta(max_length=32, pattern="^([0-9a-f]{32})?$")] = ""
 
     def __post_init__(self) -> None:
-        if self.rule != MEAN and self.rule not in RULE_NAMES:
-            raise AggregationError(f"rule: there is no {self.rule!r}; there are: {', '.join([MEAN, *RULE_NAMES])}")
-        if self.mixing and self.mixing not in MIXER_NAMES:
-            raise AggregationError(f"mixing: there is no {self.mixing!r}; there are: {', '.join(MIXER_NAMES)}")
-        if self.tolerated < 0:
-            raise AggregationError(f"tolerated: {self.tolerated} is not 0 or more")
-        if self.rule == MEAN and (self.tolerated or self.mixing):
-            raise AggregationError("tolerated, mixing: the mean tolerates no arbitrary update; name a rule")
-        if self.root and self.rule != ROOTED:
-            raise AggregationError(f"root: rule {self.rule!r} takes no update as a root; {ROOTED!r} does")
+        if mistakes := list(self._mistakes()):
+            raise AggregationError(tell(mistakes))
 
     @property
     def robust(self) -> bool:
         """Whether there is a rule."""
         return self.rule != MEAN
+
+    def _mistakes(self) -> Iterator[str]:
+        if self.rule != MEAN and self.rule not in RULE_NAMES:
+            yield f"rule: there is no {self.rule!r}; there are: {', '.join([MEAN, *RULE_NAMES])}"
+        if self.mixing and self.mixing not in MIXER_NAMES:
+            yield f"mixing: there is no {self.mixing!r}; there are: {', '.join(MIXER_NAMES)}"
+        if self.tolerated < 0:
+            yield f"tolerated: {self.tolerated} is not 0 or more"
+        if self.rule == MEAN and (self.tolerated or self.mixing):
+            yield "tolerated, mixing: the mean tolerates no arbitrary update; name a rule"
+        if self.root and self.rule != ROOTED:
+            yield f"root: rule {self.rule!r} takes no update as a root; {ROOTED!r} does"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from archipel.errors import PolicyError
 from archipel.protocol.messages import Message, Name, Whole
+from archipel.protocol.mistakes import tell
 
 Mechanism = Literal["none", "central", "correlated", "distributed", "local"]
 MAX_BANDS = 64
@@ -42,7 +44,7 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
         clip_noise: of "central", for a bundle whose clip the server adapts: the standard deviation of the noise on the
             count of devices that clipped their updates, in devices. Null: the clip is not adapted.
 
-    Raises DifferentialPrivacyError for settings that say nothing.
+    Raises DifferentialPrivacyError for settings that say nothing, with all that is wrong.
 
     Example:
         DifferentialPrivacy(mechanism="central", epsilon=8.0, delta=1e-6)
@@ -57,31 +59,8 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
     clip_noise: Annotated[float, Meta(ge=1, le=1e6)] | None = None
 
     def __post_init__(self) -> None:
-        if self.mechanism not in _NAMES:
-            raise DifferentialPrivacyError(f"mechanism: there is no {self.mechanism!r}; there are: {', '.join(_NAMES)}")
-        for name, most in (("noise_multiplier", _MOST), ("epsilon", _MOST), ("delta", 1 - 2**-53)):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= most:
-                raise DifferentialPrivacyError(f"{name}: {value} is not above 0 and below {most:g}")
-        given = self.noise_multiplier is not None or self.epsilon is not None
-        if self.is_private and not given:
-            raise DifferentialPrivacyError(
-                f"noise_multiplier, epsilon: mechanism {self.mechanism!r} needs one of them, or both"
-            )
-        if not self.is_private and given:
-            raise DifferentialPrivacyError(
-                "mechanism: noise_multiplier and epsilon are for 'central' and others; set it"
-            )
-        self._check_correlation()
-        if self.clip_noise is None:
-            return
-        if self.mechanism != "central":
-            raise DifferentialPrivacyError(
-                f"clip_noise: with mechanism {self.mechanism!r} the clip is not adapted, which only 'central' can do; "
-                "leave it away"
-            )
-        if not 1 <= self.clip_noise <= _MOST:
-            raise DifferentialPrivacyError(f"clip_noise: {self.clip_noise} is not from 1 to {_MOST:g} devices")
+        if mistakes := list(self._mistakes()):
+            raise DifferentialPrivacyError(tell(mistakes))
 
     @property
     def is_private(self) -> bool:
@@ -113,24 +92,47 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
         """Whether a round takes back noise of earlier ones."""
         return self.mechanism == "correlated"
 
-    def _check_correlation(self) -> None:
+    def _mistakes(self) -> Iterator[str]:
+        known = self.mechanism in _NAMES
+        if not known:
+            yield f"mechanism: there is no {self.mechanism!r}; there are: {', '.join(_NAMES)}"
+        for name, most in (("noise_multiplier", _MOST), ("epsilon", _MOST), ("delta", 1 - 2**-53)):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= most:
+                yield f"{name}: {value} is not above 0 and below {most:g}"
+        given = self.noise_multiplier is not None or self.epsilon is not None
+        if known and self.is_private and not given:
+            yield f"noise_multiplier, epsilon: mechanism {self.mechanism!r} needs one of them, or both"
+        if not self.is_private and given:
+            yield "mechanism: noise_multiplier and epsilon are for 'central' and others; set it"
+        if known:
+            yield from self._mistakes_of_correlation()
+        if self.clip_noise is None:
+            return
+        if known and self.mechanism != "central":
+            yield (
+                f"clip_noise: with mechanism {self.mechanism!r} the clip is not adapted, which only 'central' can do; "
+                "leave it away"
+            )
+        if not 1 <= self.clip_noise <= _MOST:
+            yield f"clip_noise: {self.clip_noise} is not from 1 to {_MOST:g} devices"
+
+    def _mistakes_of_correlation(self) -> Iterator[str]:
+        given = self.coefficients
         if not self.is_correlated:
-            if self.separation is not None or self.coefficients:
-                raise DifferentialPrivacyError("mechanism: separation and coefficients are for 'correlated'; set it")
+            if self.separation is not None or given:
+                yield "mechanism: separation and coefficients are for 'correlated'; set it"
             return
         if self.separation is None or self.separation < 2:
-            raise DifferentialPrivacyError(
+            yield (
                 f"separation: {'is missing' if self.separation is None else f'{self.separation} is below 2'}; "
                 "mechanism 'correlated' needs to know in how many rounds a device may come again, 2 or more; where it "
                 "may come in the next one, take 'central'"
             )
-        given = self.coefficients
         if len(given) > MAX_BANDS:
-            raise DifferentialPrivacyError(f"coefficients: {len(given)} are more than {MAX_BANDS}")
+            yield f"coefficients: {len(given)} are more than {MAX_BANDS}"
         if given and not (given[0] <= MAX_UNIT and given[-1] > 0 and list(given) == sorted(given, reverse=True)):
-            raise DifferentialPrivacyError(
-                f"coefficients: expected whole numbers from {MAX_UNIT} down to 1, none above the one before"
-            )
+            yield f"coefficients: expected whole numbers from {MAX_UNIT} down to 1, none above the one before"
 
 
 class PrivacySpent(Message, frozen=True, kw_only=True, omit_defaults=False):

@@ -221,7 +221,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
     where that training's `evaluate_every` made it. `upstream`: the upstream server gave this task, and its
     rounds serve those of that server. `privacy_spent`, where the server adds noise: what the versions of its model have
-    cost each device so far, in all tasks of the population together. `weights_deleted` is when retention has deleted
+    cost each device so far, in all tasks of the population together. `hints`, while the task can run: what its settings
+    make likely to go wrong, with what would help. `weights_deleted` is when retention has deleted
     the weights `model`, which only happens once the task has ended."""
 
     task_id: RoundId
@@ -265,6 +266,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     protocol: Protocol | None
     differential_privacy: DifferentialPrivacy
     privacy_spent: PrivacySpent | None
+    hints: list[str]
     levels: int
     site: int | None
     upstream: bool

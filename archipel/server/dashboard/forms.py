@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from archipel.errors import InvalidRequestError
+from archipel.protocol.mistakes import tell
 
 Kind = Literal["text", "whole", "real", "choice", "pairs", "stages", "json"]
 _STAGE = re.compile(r"([0-9.]+)\s*%?\s*(?:for\s+)?([0-9.]+)\s*(s|min|h|d)?")
@@ -35,19 +36,22 @@ class Field:
 def read_form(fields: Sequence[Field], form: Mapping[str, str]) -> dict[str, Any]:
     """The fields' values as builtins for the API; fields that are empty are left out.
 
-    Raises InvalidRequestError with the field's label.
+    Raises InvalidRequestError with the labels of all fields that are wrong.
     """
     found: dict[str, Any] = {}
+    mistakes: list[str] = []
     for field in fields:
         text = form.get(field.name, "").strip()
         if not text:
             if field.required:
-                raise InvalidRequestError(f"{field.label}: is missing")
+                mistakes.append(f"{field.label}: is missing")
             continue
         try:
             found[field.name] = _read(field, text)
         except (ValueError, msgspec.DecodeError):
-            raise InvalidRequestError(f"{field.label}: {_EXPECTED[field.kind]}, got {text[:100]!r}") from None
+            mistakes.append(f"{field.label}: {_EXPECTED[field.kind]}, got {text[:100]!r}")
+    if mistakes:
+        raise InvalidRequestError(tell(mistakes))
     return found
 
 

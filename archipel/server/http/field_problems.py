@@ -7,10 +7,12 @@ import re
 import msgspec
 
 from archipel.protocol.messages import FieldProblem
+from archipel.protocol.mistakes import split
 from archipel.protocol.written import pointer
 
 _PLACE = re.compile(r"(?:^|: )((\w+)(?:\.\w+|\[\d+\])*)(?=: (.+))", re.S)
 """How errors name a field, at the beginning or after what they are about: `cohort: ...`, `stages[0].percent: ...`."""
+_SEVERAL = re.compile(r"(?<!\d)\d+ mistakes\n  ")
 _STEP = re.compile(r"\w+")
 
 
@@ -28,9 +30,12 @@ def unread(error: msgspec.ValidationError) -> list[FieldProblem]:
 
 
 def named(message: str, kind: type[msgspec.Struct] | None) -> list[FieldProblem]:
-    """The field of a body of this kind that `message` names, if it does."""
+    """The fields of a body of this kind that `message` names, one of each mistake that it tells."""
     fields = () if kind is None else kind.__struct_fields__
-    for match in _PLACE.finditer(message):
-        if match[2] in fields:
-            return [FieldProblem(pointer="#/" + "/".join(_STEP.findall(match[1])), detail=match[3])]
-    return []
+    found = []
+    # What comes before several mistakes says what they are about.
+    for text in split(message[several.start() :]) if (several := _SEVERAL.search(message)) else [message]:
+        match = next((match for match in _PLACE.finditer(text) if match[2] in fields), None)
+        if match is not None:
+            found.append(FieldProblem(pointer="#/" + "/".join(_STEP.findall(match[1])), detail=match[3]))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -19,6 +19,7 @@ from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise, over_neighbours
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.metrics.distributions import LEAST_COUNTED, default_bins
+from archipel.protocol.mistakes import Mistakes
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
@@ -157,7 +158,7 @@ def check_task(
     request: TaskRequest, manifest: Manifest, *, max_update_bytes: int, robust_bytes: int = 0
 ) -> TaskRequest:
     """The request with protocol, threshold and min_contributors filled in. Raises the ArchipelError that names the
-    setting and its bound.
+    settings and their bounds.
 
     `max_update_bytes` and `robust_bytes` are the server's settings.
     """
@@ -174,44 +175,28 @@ def check_task(
     request = msgspec.structs.replace(
         request, threshold=threshold, min_contributors=contributors, distributions=with_bins(request)
     )
-    if request.kind != "training" and request.rounds > manifest.privacy.queries:
-        raise ServerError(
-            f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
-            f"{manifest.privacy.query_days} days"
-        )
-    needed = least_devices(request)
-    if request.secure_groups and request.cohort // request.secure_groups < needed:
-        raise ServerError(
-            f"secure_groups: {request.secure_groups} groups of a cohort of {request.cohort} have "
-            f"{request.cohort // request.secure_groups} devices, below min_cohort {request.min_cohort} or threshold "
-            f"{threshold}"
-        )
-    if request.cohort < needed:
-        raise ServerError(f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {threshold}")
-    if request.goal is not None and not needed <= request.goal <= request.cohort:
-        raise ServerError(
-            f"goal: {request.goal} is not from {needed} (min_cohort and threshold) to {request.cohort} (cohort)"
-        )
-    if request.privacy == "secure" and request.min_cohort < 2:
-        raise ServerError("min_cohort: a secure round needs at least 2 devices")
-    _check_kind(request, manifest)
-    if request.kind == "training":
-        _check_strategy(request, manifest)
-    if request.mode == "asynchronous":
-        _check_asynchronous(request, manifest)
-    # Only for its errors, which reach the author here.
-    parse_eligibility(request.eligibility)
+    mistakes = Mistakes()
+    for text in (*_mistakes_of_numbers(request, manifest), *_mistakes_of_kind(request, manifest)):
+        mistakes.add(ServerError(text))
+    with mistakes.collected():
+        # Only for its errors, which reach the author here.
+        parse_eligibility(request.eligibility)
+    if request.kind != "training" or manifest.strategy:
+        for text in (*_mistakes_of_mode(request, manifest), *_mistakes_of_hyperparameters(request, manifest)):
+            mistakes.add(ServerError(text))
+        with mistakes.collected():
+            _check_noise(request, manifest, layout_of(request, manifest))
+        with mistakes.collected():
+            _check_aggregation(request, manifest, layout_of(request, manifest), robust_bytes)
+    mistakes.tell(ServerError)
     layout = layout_of(request, manifest)
     if request.kind == "analytics":
         _check_counts(request, manifest, layout)
-    _check_noise(request, manifest, layout)
     # The devices make the same check of each plan. A task that fails it would wait for devices that all refuse.
     plan = check_first_plan(request, manifest)
     size = update_size(manifest, plan)
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
-    _check_hyperparameters(request, manifest)
-    _check_aggregation(request, manifest, layout, robust_bytes)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
@@ -242,8 +227,29 @@ def _protocol_of(request: TaskRequest, manifest: Manifest) -> Protocol | None:
     return chosen
 
 
-def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
-    """Refuse settings that belong to another kind of task: to ignore them would hide a mistake."""
+def _mistakes_of_numbers(request: TaskRequest, manifest: Manifest) -> Iterator[str]:
+    if request.kind != "training" and request.rounds > manifest.privacy.queries:
+        yield (
+            f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
+            f"{manifest.privacy.query_days} days"
+        )
+    needed = least_devices(request)
+    if request.secure_groups and request.cohort // request.secure_groups < needed:
+        yield (
+            f"secure_groups: {request.secure_groups} groups of a cohort of {request.cohort} have "
+            f"{request.cohort // request.secure_groups} devices, below min_cohort {request.min_cohort} or threshold "
+            f"{request.threshold}"
+        )
+    if request.cohort < needed:
+        yield f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {request.threshold}"
+    if request.goal is not None and not needed <= request.goal <= request.cohort:
+        yield f"goal: {request.goal} is not from {needed} (min_cohort and threshold) to {request.cohort} (cohort)"
+    if request.privacy == "secure" and request.min_cohort < 2:
+        yield "min_cohort: a secure round needs at least 2 devices"
+
+
+def _mistakes_of_kind(request: TaskRequest, manifest: Manifest) -> Iterator[str]:
+    """Settings that belong to another kind of task: to ignore them would hide a mistake."""
     given = {
         "evaluation": [
             ("metrics", bool(request.metrics)),
@@ -263,11 +269,11 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
     for kind, settings in given.items():
         for name, is_set in settings:
             if is_set and name not in allowed:
-                raise ServerError(f"{name}: belongs to tasks of kind {kind}, this one is of kind {request.kind}")
-    if request.evaluation_noise.is_private and request.evaluate_every is None:
-        raise ServerError("evaluation_noise: is for the evaluations that evaluate_every makes; set that too")
+                yield f"{name}: belongs to tasks of kind {kind}, this one is of kind {request.kind}"
+    if request.kind == "training" and request.evaluation_noise.is_private and request.evaluate_every is None:
+        yield "evaluation_noise: is for the evaluations that evaluate_every makes; set that too"
     if request.kind == "training" and not manifest.strategy:
-        raise ServerError(f"bundle {manifest.name!r} has no strategy, so it cannot be trained by a federation")
+        yield f"bundle {manifest.name!r} has no strategy, so it cannot be trained by a federation"
 
 
 def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> None:
@@ -278,12 +284,6 @@ def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> N
             raise ServerError(
                 f"max_examples: {request.max_examples}, bundle {manifest.name!r} counts at most {port.range:g} a device"
             )
-
-
-def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
-    why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
-    if why:
-        raise ServerError(why)
 
 
 def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
@@ -330,21 +330,27 @@ def _check_noise(request: TaskRequest, manifest: Manifest, layout: Layout) -> No
     )  # fmt: skip
 
 
-def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
+def _mistakes_of_mode(request: TaskRequest, manifest: Manifest) -> Iterator[str]:
+    if request.kind == "training":
+        why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
+        if why:
+            yield why
+    if request.mode != "asynchronous":
+        return
     if request.kind != "training":
-        raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
+        yield f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous"
     if request.goal is not None:
-        raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
+        yield "goal: an asynchronous task makes a version of every `cohort` updates; leave goal away"
     if carried(manifest):
-        raise ServerError(
+        yield (
             "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
             "a seed of its own; make the bundle without the option compress"
         )
     if request.concurrency is not None and request.concurrency < request.cohort:
-        raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")
+        yield f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}"
 
 
-def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
+def _mistakes_of_hyperparameters(request: TaskRequest, manifest: Manifest) -> Iterator[str]:
     ports = {
         port.name: port
         for program in manifest.programs.values()
@@ -353,12 +359,12 @@ def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
     }
     own = server_hyperparameters(request, manifest)
     for name, value in request.hyperparameters.items():
+        port = ports.get(name)
         # The hyperparameters of the server's own half have no bounds that would refuse a NaN.
         if not math.isfinite(value):
-            raise ServerError(f"hyperparameter {name!r}: {value} is not a finite number")
-        port = ports.get(name)
-        if port is None and name not in own:
+            yield f"hyperparameter {name!r}: {value} is not a finite number"
+        elif port is None and name not in own:
             known = ", ".join(sorted({*ports, *own})) or "none"
-            raise ServerError(f"hyperparameter {name!r}: bundle {manifest.name!r} has no such one; it has: {known}")
-        if port is not None and not port.minimum <= value <= port.maximum:
-            raise ServerError(f"hyperparameter {name!r}: {value} is not from {port.minimum} to {port.maximum}")
+            yield f"hyperparameter {name!r}: bundle {manifest.name!r} has no such one; it has: {known}"
+        elif port is not None and not port.minimum <= value <= port.maximum:
+            yield f"hyperparameter {name!r}: {value} is not from {port.minimum} to {port.maximum}"

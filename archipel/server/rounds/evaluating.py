@@ -21,6 +21,7 @@ from archipel.bundle import Manifest, decode_manifest
 from archipel.errors import ArchipelError, ServerError
 from archipel.protocol.metrics.measures import measures
 from archipel.protocol.metrics.training_metrics import metric_ranges
+from archipel.protocol.mistakes import split, tell
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.uploads import upload_program
@@ -69,7 +70,7 @@ def check_evaluations(request: TaskRequest, manifest: Manifest, *, max_update_by
     try:
         check_task(evaluation_request(request, manifest, None, 1), manifest, max_update_bytes=max_update_bytes)
     except ArchipelError as error:
-        raise ServerError(f"evaluate_every: {error}") from None
+        raise ServerError(tell([f"evaluate_every: {each}" for each in split(str(error))])) from None
 
 
 def evaluation_request(request: TaskRequest, manifest: Manifest, weights: str | None, number: int) -> TaskRequest:

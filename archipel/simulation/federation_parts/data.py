@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from archipel.datasets.entry_names import FieldNames
 from archipel.datasets.partitioners import FIELD, PARTITIONERS, takes_field
 from archipel.datasets.taking import take
 from archipel.errors import DatasetError, SimulationError
+from archipel.protocol.mistakes import tell
 from archipel.simulation.clients import Clients, ListedClients, SplitClients
 from archipel.user_functions import call_function, check_arguments, load_function
 
@@ -52,20 +53,27 @@ def read_partition(table: Mapping[str, Any]) -> Partition:
     """The table, checked against the partitioner's own arguments. Raises SimulationError that names the field."""
     options = dict(table)
     how, clients = options.pop("how", "iid"), options.pop("clients", None)
-    if not isinstance(how, str) or how not in PARTITIONERS:
-        raise SimulationError(f"partition.how: no {how!r}; there are {', '.join(PARTITIONERS)}")
+    mistakes = list(_mistakes_of_partition(how, clients, options))
+    if mistakes:
+        raise SimulationError(tell([f"partition.{text}" for text in mistakes]))
+    return Partition(how=how, clients=clients, options=options)
+
+
+def _mistakes_of_partition(how: object, clients: object, options: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise SimulationError(f"partition.clients: expected how many devices there are, 1 or more, got {clients!r}")
+        yield f"clients: expected how many devices there are, 1 or more, got {clients!r}"
+    if not isinstance(how, str) or how not in PARTITIONERS:
+        yield f"how: no {how!r}; there are {', '.join(PARTITIONERS)}"
+        return
     known = _options(how)
     for name, value in options.items():
         if name not in known:
-            raise SimulationError(f"partition.{name}: {how!r} has no such setting; it has {', '.join(known) or 'none'}")
-        if isinstance(value, dict | list):
-            raise SimulationError(f"partition.{name}: expected a number or a text, got {value!r}")
+            yield f"{name}: {how!r} has no such setting; it has {', '.join(known) or 'none'}"
+        elif isinstance(value, dict | list):
+            yield f"{name}: expected a number or a text, got {value!r}"
     for name, needed in known.items():
         if needed and name not in options:
-            raise SimulationError(f"partition.{name}: is missing; {how!r} needs it")
-    return Partition(how=how, clients=clients, options=options)
+            yield f"{name}: is missing; {how!r} needs it"
 
 
 def _options(how: str) -> dict[str, bool]:

@@ -15,7 +15,8 @@ from archipel.errors import SimulationError
 from archipel.graph import Model
 from archipel.protocol.metrics.measures import measures
 from archipel.protocol.uploads import upload_program
-from archipel.simulation.federation import Federation, Prepared, RunPart, Settings, load_federation
+from archipel.simulation.federation import Federation, Prepared, load_federation
+from archipel.simulation.federation_parts.settings import RunPart, Settings
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import as_bundle

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from archipel.durable import write_durably
 from archipel.errors import MissingExtraError, SimulationError
-from archipel.simulation.federation import Settings, load_federation
+from archipel.simulation.federation import load_federation
+from archipel.simulation.federation_parts.settings import Settings
 from archipel.simulation.tuning.result import Tuning
 from archipel.simulation.tuning.settings import as_settings
 from archipel.toml_files import put_setting, read_toml

@@ -199,6 +199,9 @@ def test_what_noise_costs_is_told_and_why_rounds_are_missing(archipel: Command, 
         "differential_privacy.delta=0.001", "differential_privacy.noise_multiplier=2.0",
     )  # fmt: skip
     out, _ = archipel("simulate", str(file), *(word for setting in given for word in ("--set", setting)))
+    [hint] = (line for line in out.splitlines() if line.startswith("hint: "))
+    assert re.search(r"privacy noise drowns the updates: .* What would help, .* devices a round; ", hint)
+    assert out.index(hint) < out.index("round  devices")
     found = re.search(r"privacy: (\d+) noisy sums cost epsilon ([\d.]+) for each device", out)
     assert found is not None
     sums, epsilon = int(found[1]), float(found[2])

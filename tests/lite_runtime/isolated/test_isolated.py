@@ -483,6 +483,26 @@ def test_no_process_and_no_file_is_left(folder: Path, trusted: list[bytes]) -> N
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+def test_after_an_error_no_process_waits_for_the_garbage_collector(folder: Path, trusted: list[bytes]) -> None:
+    def fail(progress: Progress) -> None:
+        raise KeyError("the caller's")
+
+    gc.collect()
+    processes = children()
+    gc.disable()
+    try:
+        runtime = load_isolated(folder, trusted)
+        with pytest.raises(KeyError, match="the caller's"):
+            runtime.fit(X, Y, callbacks=[fail])
+        with pytest.raises(NonFiniteLossError, match="training stopped"):
+            runtime.fit(X, Y, epochs=50, hyperparameters={"lr": 1e5})
+        assert len(children()) == len(processes) + 1
+        del runtime
+        assert children() == processes
+    finally:
+        gc.enable()
+
+
 def test_requests_of_many_threads(here: Runtime, there: IsolatedRuntime) -> None:
     wrong: list[object] = []
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from archipel.errors import InvalidRequestError
+from archipel.protocol.mistakes import split
 from archipel.server.dashboard.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
 from archipel.server.dashboard.forms import Field, read_form
 from archipel.server.dashboard.lineage import draw_lineage
@@ -101,6 +102,14 @@ def test_what_is_wrong_is_told_by_the_fields_label(name: str, text: str) -> None
     label = {field.name: field.label for field in FIELDS}[name]
     with pytest.raises(InvalidRequestError, match=f"^{label}: "):
         read_form(FIELDS, {"name": "spring", name: text})
+
+
+def test_all_that_is_wrong_is_told() -> None:
+    with pytest.raises(InvalidRequestError) as told:
+        read_form(FIELDS, {"rounds": "many", "loss": "much", "kind": "b"})
+    assert split(str(told.value)) == [
+        "Name: is missing", "Rounds: expected a whole number, got 'many'", "Loss: expected a number, got 'much'",
+    ]  # fmt: skip
 
 
 def test_numbers_are_written_for_people() -> None:

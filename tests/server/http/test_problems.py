@@ -84,6 +84,13 @@ def test_the_field_is_named(world: World) -> None:
     assert [(each.parameter, each.pointer) for each in found.errors] == [("limit", "")]
     for text in ("no such device: 12", "cohort", "other: it is wrong", "my cohort: it is wrong", "cohort:"):
         assert named(text, TaskRequest) == []
+    asked |= {"deadlines": {}, "hyperparameters": {"rate": 0.1}, "goal": 9}
+    found = problem(client.post("/v1/tasks", json=asked, headers=headers), 422, "unprocessable")
+    assert [each.pointer for each in found.errors] == ["#/cohort", "#/goal"], found
+    first, *mistakes = found.detail.splitlines()
+    assert first == "the task is not possible: 3 mistakes"
+    for text, words in zip(mistakes, ("cohort: 3 is below", "goal: 9 is not", "'rate'"), strict=True):
+        assert words in text
     (inner,) = named("deadlines.masking: 0 seconds", TaskRequest)
     assert (inner.pointer, inner.detail) == ("#/deadlines/masking", "0 seconds")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,17 @@ def test_other_tasks_have_no_account(world: World) -> None:
     task = world.create_task()
     assert task["privacy_spent"] is None
     assert task["differential_privacy"]["mechanism"] == "none"
+
+
+def test_who_makes_a_task_whose_noise_drowns_the_updates_is_told(noisy: World) -> None:
+    task = noisy.create_task(differential_privacy=central(20.0), rounds=12, cohort=5)
+    [hint] = task["hints"]
+    # Without the whole steps' part: z clip sqrt(p) / n.
+    told = re.search(r"mean of 5 devices .* norm of ([\d,.]+), ([\d.]+) times the clip of 100,", hint)
+    assert told is not None, hint
+    assert float(told[1].replace(",", "")) == pytest.approx(20 * CLIP * math.sqrt(ENTRIES) / 5, rel=0.02)
+    assert noisy.task(task["task_id"])["hints"] == task["hints"]
+    noisy.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    assert noisy.task(task["task_id"])["hints"] == []  # it is too late
+    assert noisy.create_task(differential_privacy=central(0.002), rounds=12, cohort=5)["hints"] == []
+    assert noisy.create_task(rounds=12, cohort=5)["hints"] == []
