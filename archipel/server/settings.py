@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -43,7 +44,8 @@ Rate = Annotated[float, Meta(gt=0, le=1e6)]
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The settings of a server process. Keys are 64 hexadecimal digits, times are in seconds, sizes in bytes.
 
-    The environment variable ARCHIPEL_SERVER_NAME overrides setting NAME (upper case; lists separated by commas).
+    The environment variable ARCHIPEL_SERVER_NAME overrides setting NAME (upper case; lists separated by commas, or in
+    JSON).
     """
 
     folder: str
@@ -329,7 +331,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if found is not None:
                 values |= {f"{table}_{name}": value for name, value in msgspec.structs.asdict(found).items()}
         return {
-            ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+            # In JSON, because a group of people at a provider of identities may have commas in its name.
+            ENVIRONMENT_PREFIX + name.upper(): json.dumps(value) if isinstance(value, tuple) else str(value)
             for name, value in values.items()
         }
 

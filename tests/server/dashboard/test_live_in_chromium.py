@@ -176,7 +176,7 @@ def test_rounds_on_a_real_server_which_is_restarted(
         assert server.stop() == 0
         # Open pages do not keep it from ending: it would wait for them so long.
         assert time.monotonic() - began < STOP_SECONDS
-        expect(link).to_contain_text("The connection is lost", timeout=SOON)
+        expect(link).to_contain_text("The connection is lost", timeout=3 * SOON)
         server.start(port, stop_seconds=str(STOP_SECONDS))
         expect(link).to_have_text("Live: news comes by itself.", timeout=15_000)
         context.close()

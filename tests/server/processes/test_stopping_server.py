@@ -99,6 +99,17 @@ def test_a_server_says_that_it_stops_and_finishes_what_is_under_way(
     assert set(answers) == {device.id for device in devices}
 
 
+def test_a_connection_that_says_nothing_does_not_hold_up_the_end(data_folder: DataFolder) -> None:
+    server = Server(data_folder[0])
+    host, port = server.start(stop_seconds="60").removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as silent:
+        time.sleep(0.5)
+        begun = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begun < stretched(10)
+        assert silent.recv(1) == b""
+
+
 def is_gone(host: str, port: int) -> bool:
     """Whether no web process takes connections any more: they wait then, as the supervisor holds the port."""
     with socket.create_connection((host, port), timeout=5) as connection:

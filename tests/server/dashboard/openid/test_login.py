@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -137,5 +138,15 @@ def test_names_of_people(world: World) -> None:
 
 def test_the_table_can_be_given_by_environment_variables(world: World) -> None:
     given = world.settings.environment()
-    assert given["ARCHIPEL_SERVER_OPENID_OPERATORS"] == "ml"
+    assert given["ARCHIPEL_SERVER_OPENID_OPERATORS"] == '["ml"]'
     assert load_settings(world.settings.folder, environment=given) == world.settings
+
+
+def test_a_group_with_commas_is_one_in_the_server_s_processes_too(world: World) -> None:
+    """As groups of a directory are named; the supervisor passes its settings on in variables."""
+    group = "cn=ml,ou=hospital,dc=example"
+    variables = world.settings.environment() | {"ARCHIPEL_SERVER_OPENID_ADMINS": json.dumps([group])}
+    settings = load_settings(world.settings.folder, environment=variables)
+    passed_on = load_settings(world.settings.folder, environment=settings.environment()).openid
+    assert passed_on
+    assert (passed_on.role_of([group]), passed_on.role_of(["ou=hospital"])) == ("admin", None)
