@@ -53,9 +53,9 @@ class Tags(HTMLParser):
 
 def check(html: str) -> None:
     found = Tags(html)
-    name = re.compile(r"/dashboard/static/(dashboard|live)\.js\?v=[0-9a-f]{12}")
+    name = re.compile(r"/dashboard/static/(dashboard|live|insight)\.js\?v=[0-9a-f]{12}")
     files = [match and match[1] for match in (name.fullmatch(each or "") for each in found.scripts)]
-    assert files in (["dashboard"], ["dashboard", "live"]), found.scripts
+    assert files in (["dashboard"], ["dashboard", "live"], ["insight"]), found.scripts
     assert found.code == []
     # Not even a picture or a link to elsewhere.
     assert [each for each in found.addresses if not each.startswith(("/dashboard/", "#"))] == []
@@ -67,7 +67,7 @@ KNOWN = {
     "p", "form", "input", "button", "main", "h1", "h2", "h3", "section", "dl", "dt", "dd", "small", "span", "table",
     "thead", "tbody", "tr", "th", "td", "code", "progress", "time", "label", "select", "option", "textarea",
     "datalist", "caption", "figure", "figcaption", "svg", "line", "text", "path", "g", "circle", "details",
-    "summary",
+    "summary", "noscript",
 }  # fmt: skip
 
 

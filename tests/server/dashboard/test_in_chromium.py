@@ -25,6 +25,7 @@ def look_at(browser: Browser, world: World, paths: dict[str, str], size: Size, s
         at.log_in(world.operator_token)
         for name, path in paths.items():
             at.open(path)
+            expect(at.page.locator("main > *").first).to_be_attached(timeout=60_000)
             assert at.findings() == [], (name, size, scheme)
             assert at.overflow() == 0, (name, size)
 
