@@ -262,6 +262,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.path("blob-cache")
 
     @property
+    def insight_folder(self) -> Path:
+        """What the dashboard shows of the inside of models. It may be deleted."""
+        return self.path("insight")
+
+    @property
     def bundle_folder(self) -> Path:
         """A cache of verified bundles, unpacked. It may be deleted."""
         return self.path("bundles")

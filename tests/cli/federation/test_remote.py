@@ -272,6 +272,7 @@ def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: li
     assert "No such file" in archipel("population", "revoke-token", "z" * 64, code=1)[1]
 
 
+@pytest.mark.sampled(every=2)
 def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCHIPEL_TOKEN")
     assert "set ARCHIPEL_TOKEN" in archipel("task", "list", code=1)[1]

@@ -48,6 +48,7 @@ def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: 
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -73,6 +74,7 @@ def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate={"worst": 0.8})
     inside, _ = fleet.enrol(rollout, 3)
@@ -138,6 +140,7 @@ def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(
 
 
 @pytest.mark.parametrize("seconds", [40.0, 3600.0])
+@pytest.mark.sampled(every=3)
 def test_a_stage_with_fewer_devices_than_may_take_part_is_measured_in_time(
     world: World, fleet: Fleet, seconds: float
 ) -> None:
@@ -178,6 +181,7 @@ def test_too_few_examples_are_no_result(world: World, fleet: Fleet) -> None:
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
+@pytest.mark.sampled(every=2)
 def test_only_devices_of_the_stage_evaluate(world: World, fleet: Fleet) -> None:
     """And of these only those for which the expression is true, and no more than were asked for."""
     rollout = fleet.begin(eligibility='app == "2.0"', gate={"max_devices": 4})
@@ -224,6 +228,7 @@ def test_a_pause_stops_the_soaking_and_what_was_left_of_it_is_left(world: World,
     assert actions(world, "rollout.")[:3] == ["rollout.create", "rollout.pause", "rollout.resume"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_pause_while_evaluating_holds_the_evaluation(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)

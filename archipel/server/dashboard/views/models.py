@@ -50,6 +50,7 @@ def show_version(desk: Desk, name: str, number: str) -> str:
         "version.html", desk, version=version, model=model, size=size, card=card,
         actions=offered(desk, "version", version), told=told(desk, "version"),
         rolls=can_roll and version.state != "rejected" and model.rollout_id is None, creates=desk.may("create_task"),
+        looks=desk.may("download_bundle", "download_blob"),
     )  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def compare(desk: Desk, name: str) -> str:
     names = sorted({quantity for each in measured for quantity in each})
     return rendering.render(
         "compare.html", desk, name=name, versions=shown, sizes=sizes, asked=", ".join(numbers),
+        looks=desk.may("download_bundle", "download_blob"),
         metrics=[(quantity, [each.get(quantity) for each in measured]) for quantity in names],
     )  # fmt: skip
 
