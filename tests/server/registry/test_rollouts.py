@@ -358,7 +358,9 @@ def at_once(fleet: Fleet, requests: list[tuple[str, dict[str, Any]]]) -> list[in
 def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None:
     asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": "none"}
     assert at_once(fleet, [("/v1/rollouts", asked)] * 6) == [201] + [409] * 5
-    assert len(fleet.get("rollouts")["items"]) == 1
+    [made] = fleet.get("rollouts")["items"]
+    assert fleet.get(f"rollouts?model={MODEL}")["items"] == [made]
+    assert fleet.get("rollouts?model=another")["items"] == []
 
 
 def test_first_promotions_of_a_population_at_the_same_time(world: World) -> None:
