@@ -188,7 +188,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
             pytest.param(page, marks=pytest.mark.slow)
             for page in (
                 "docs/python_functions.md",
-    "docs/queries.md",
+                "docs/queries.md",
                 "docs/importing.md",
                 "docs/insight.md",
                 CARDS,
