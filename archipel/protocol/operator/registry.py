@@ -10,7 +10,7 @@ from archipel.protocol.eligibility import MAX_CHARACTERS
 from archipel.protocol.messages import Digest, Message, Name, RoundId, VersionNumber
 from archipel.protocol.operator.differential_privacy import PrivacySpent
 from archipel.protocol.operator.results import Distribution, RoundResult
-from archipel.protocol.operator.tasks import MAX_PAGE, Count, Privacy, TaskState
+from archipel.protocol.operator.tasks import MAX_PAGE, Count, PageQuery, Privacy, TaskState
 
 VersionState = Literal["registered", "candidate", "promoted", "rejected"]
 How = Literal["promote", "rollback", "rollout"]
@@ -276,6 +276,12 @@ class RolloutInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     gate: Gate | Literal["none"]
     created: float
     ended: float | None
+
+
+class RolloutQuery(PageQuery, frozen=True, kw_only=True):
+    """A page of rollouts; with `model` those of this model alone."""
+
+    model: Name | None = None
 
 
 class RolloutPage(Message, frozen=True, kw_only=True, omit_defaults=False):

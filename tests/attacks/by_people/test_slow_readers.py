@@ -141,7 +141,7 @@ def seconds_of_an_operator(world: World, port: int) -> float:  # noqa: F811
     return time.monotonic() - begun
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     port = serve(world.settings)
     with ExitStack() as stack:

@@ -38,7 +38,7 @@ def test_counts_of_the_last_minute_are_written(data_folder: DataFolder) -> None:
     assert rows == [("server", "access.refused", '{"count": 3, "sources": 1, "address:127.0.0.1": 3}')]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_says_that_it_stops_and_finishes_what_is_under_way(
     data_folder: DataFolder, device_maker: type[Device], bundle_maker: Callable[..., Path], tmp_path: Path
 ) -> None:
