@@ -22,7 +22,7 @@ RUN apt-get update \
 RUN python3 -m venv /opt/tools && python3 -m venv --without-pip /opt/archipel \
     && /opt/tools/bin/pip install --no-cache-dir cyclonedx-bom==7.5.0
 COPY constraints.txt dist/*.whl /packages/
-ARG EXTRAS=postgresql,s3
+ARG EXTRAS=oidc,postgresql,s3
 ARG PACKAGES="archipel_web_page archipel_docs"
 RUN set -- /packages/archipel-*.whl \
     && code="$1[${EXTRAS}]" && set -- && for name in ${PACKAGES}; do set -- "$@" /packages/"$name"-*.whl; done \

@@ -17,15 +17,14 @@ from archipel.graph import Model
 from archipel.insight.feeding import make_feed
 from archipel.insight.limits import MAX_HISTOGRAMS, MAX_VERSIONS, cut
 from archipel.insight.page_data import Histogram, HistogramSeries
+from archipel.insight.stored_weights import parameters_of
 from archipel.insight.subjects import OpenGraph
 from archipel.insight.tensor_statistics import describe
 
-_PARAMETER = "parameter/"
-"""Before names in files that hold more than parameters: of simulations, and of what devices learned."""
 _MOST_ROWS = 256
 
 
-def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, dict[str, np.ndarray]]]:
+def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, Mapping[str, np.ndarray]]]:
     """(label, parameters by name) of each safetensors file, MAX_VERSIONS at most.
 
     A file that cannot be read is told in the notes.
@@ -37,8 +36,7 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, di
         except ArchipelError as error:
             notes.append(str(error))
             continue
-        named = {name.removeprefix(_PARAMETER): array for name, array in arrays.items() if name.startswith(_PARAMETER)}
-        found.append((cut(path.stem), named or arrays))
+        found.append((cut(path.stem), parameters_of(arrays)))
     if len(files) > MAX_VERSIONS:
         notes.append(f"{len(files):,} files of weights; the first {MAX_VERSIONS:,} are shown")
     return found

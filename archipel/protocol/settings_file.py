@@ -6,6 +6,7 @@ file or variable, which setting, what was expected, what came.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ MAX_BYTES = 1 << 20
 class Place:
     """Where a setting is written: `table` is empty at the top of the file. `kind` is its type with its bounds.
 
-    `listed`: an environment variable has the setting as a list, separated by commas.
+    `listed`: an environment variable has the setting as a list, separated by commas or in JSON.
     """
 
     table: str
@@ -59,8 +60,8 @@ def load(
     Arguments:
         path: a TOML file. Relative paths in it, and in the environment, start in its folder.
         kind: the struct of the settings.
-        prefix: the variable PREFIX + NAME sets NAME, PREFIX + TABLE_NAME a setting in a table; lists are separated by
-            commas, and a mapping can only be in the file.
+        prefix: the variable PREFIX + NAME sets NAME, PREFIX + TABLE_NAME a setting in a table; a list is separated by
+            commas, or in JSON if it begins with `[`, and a mapping can only be in the file.
         environment: variables by name, such as `os.environ`.
         remedy: advice for the error where the file cannot be read.
         given: settings by name that the caller overrides.
@@ -128,10 +129,22 @@ def _from_environment(
             raise ValueError(f"environment variable {variable}: no such setting; {hint}")
         place = known[variable]
         # Not strict below: the text of a number or a boolean counts as one.
-        # Without empty parts, so that an empty variable is an empty list.
-        raw: object = [each for each in text.split(",") if each] if place.listed else text
         name = f"environment variable {variable}"
+        raw: object = _items(text, name) if place.listed else text
         yield place, variable, written.convert_one(name, raw, place.kind, hook, strict=False)
+
+
+def _items(text: str, name: str) -> list[Any]:
+    if not text.startswith("["):
+        # Without empty parts, so that an empty variable is an empty list.
+        return [each for each in text.split(",") if each]
+    try:
+        found: list[Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f'{name}: what begins with [ is a list in JSON, such as ["a", "b,c"]; this is none, so quote its texts'
+        ) from None
+    return found
 
 
 def _places(kind: type[msgspec.Struct], table: str = "") -> Iterator[Place]:

@@ -109,7 +109,12 @@ class Federation:
         except ArchipelError as error:
             raise _named(self.file, error) from None
 
-    def run_prepared(self, prepared: Prepared, on_round: Callable[[RoundRow], object] | None = None) -> Result:
+    def run_prepared(
+        self,
+        prepared: Prepared,
+        on_round: Callable[[RoundRow], object] | None = None,
+        on_begin: Callable[[Result], object] | None = None,
+    ) -> Result:
         """Simulate it with what `prepare` has made."""
         settings, run = self.settings, self.settings.run
         try:
@@ -119,6 +124,7 @@ class Federation:
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
                 cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
+                on_begin=on_begin,
                 aggregation=settings.aggregation, secure_groups=settings.secure_groups, protocol=settings.protocol,
                 attack=settings.attack, evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of,
                 differential_privacy=settings.differential_privacy, **self._clock(),

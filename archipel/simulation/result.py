@@ -43,6 +43,7 @@ class Result:
         parameters: the federated model's parameters by name.
         bundle: the bundle whose programs ran; `runtime.set_parameters(result.parameters)` gives the model to use.
         engine: how the local rounds were run, and why so.
+        hints: what the settings make likely to go wrong, with what would help.
         ended: why the run ended before its last round, "" where it did not: the privacy budget is spent.
         clients: what each client that was drawn, or measured the model, did, by its number.
     """
@@ -51,6 +52,7 @@ class Result:
     parameters: Mapping[str, NDArray[Any]] = field(repr=False)
     bundle: Bundle = field(repr=False)
     engine: str = ""
+    hints: list[str] = field(default_factory=list)
     ended: str = ""
     clients: dict[int, ClientRow] = field(default_factory=dict, repr=False)
 

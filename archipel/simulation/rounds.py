@@ -13,6 +13,7 @@ from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.privacy.central import Noise, draw_noise, events_of
+from archipel.privacy.drowning import drowning_hint, mean_noise
 from archipel.protocol.messages import Protocol, RoundPlan
 from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
 from archipel.protocol.metrics.training_result import split_metrics
@@ -277,6 +278,20 @@ class Rounds:
     def first_work(self) -> Work:
         """What devices get in the first round."""
         return self._work(1, 0)
+
+    def hints(self, rounds: int) -> list[str]:
+        """What the settings make likely to go wrong in so many rounds, with what would help."""
+        settings = self._settings
+        if not settings.differential_privacy.is_private:
+            return []
+        # As many as stay, on average.
+        devices = settings.pacing.goal or max(round(settings.cohort * (1 - settings.dropout)), 1)
+        noise = mean_noise(
+            settings.differential_privacy, self.first_work().layout, devices=devices, rounds=rounds,
+            share=None if self._noised is None else self._noised.noise,
+        )  # fmt: skip
+        hint = drowning_hint(settings.differential_privacy, noise, rounds)
+        return [hint] if hint else []
 
     def _draw(self, number: int) -> tuple[list[int], set[int], dict[int, str]]:
         """Who is drawn, who of them stays to the end, and why others do not."""

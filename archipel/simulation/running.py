@@ -72,6 +72,7 @@ class RunOptions:
         test_every: the model is measured every so many rounds, and after the last one.
         on_round: called after every round, with its row; if it returns False, the run ends there, and a run with the
             same folder goes on.
+        on_begin: called before the first round, with the result as it then is: its bundle, engine and hints.
     """
 
     workers: int = 1
@@ -83,6 +84,7 @@ class RunOptions:
     folder: Path | str | None = None
     test_every: int = 1
     on_round: Callable[[RoundRow], object] | None = None
+    on_begin: Callable[[Result], object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "test_every"):
@@ -151,13 +153,15 @@ def run(
             (bundle,) if models is None else models, clients, settings, options, where,
             None if found is None else found[0].engine, stack,
         )  # fmt: skip
-        result = Result(standing.rows, standing.parameters, bundle, record.engine)
+        result = Result(standing.rows, standing.parameters, bundle, record.engine, course.hints(rounds))
         if found is not None:
             result.clients = {row.client: row for row in found[0].clients}
         measure = None if test is None else _measurer(bundle, test, options.threads)
         device_tests = None
         if evaluated is not None:
             device_tests = DeviceTests(models or bundle, *evaluated, settings.seed, options.threads)
+        if options.on_begin is not None:
+            options.on_begin(result)
         saved, last_save = len(standing.rows), -math.inf
         while len(standing.rows) < rounds:
             if course.spent:

@@ -82,6 +82,7 @@ def simulate(
     masks: bool = False,
     folder: Path | str | None = None,
     on_round: Callable[[RoundRow], object] | None = None,
+    on_begin: Callable[[Result], object] | None = None,
 ) -> Result:
     """Train a model over simulated devices, with the programs, the server's half and the sums of a real federation.
 
@@ -130,7 +131,8 @@ def simulate(
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, engine, cluster, masks, folder, on_round: how it runs, see RunOptions.
+        workers, client_axis, threads, engine, cluster, masks, folder, on_round, on_begin: how it runs, see
+            RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
 
@@ -149,7 +151,7 @@ def simulate(
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
         workers=workers, client_axis=client_axis, threads=threads, engine=engine, cluster=cluster, masks=masks,
-        folder=folder, test_every=test_every, on_round=on_round,
+        folder=folder, test_every=test_every, on_round=on_round, on_begin=on_begin,
     )  # fmt: skip
     given = list(model) if isinstance(model, list | tuple) else [model]
     bundles = [each for each in given if isinstance(each, Bundle)]

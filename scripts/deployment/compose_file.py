@@ -1,6 +1,7 @@
 """Reads docker/compose.yml as far as it is written: what this does not know is refused, so that nothing is passed over.
 
-Gives each service what a process needs: command, variables, mounts, user, health check and what it waits for.
+Gives each service what a process needs: command, variables, mounts, user, networks, ports, health check and what it
+waits for.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yml"
-TOP = {"name", "services", "configs", "volumes"}
+TOP = {"name", "services", "configs", "networks", "volumes"}
 # What a plain process does not have, or what a machine's own limits do, is read and left.
-LEFT = {"build", "cap_drop", "init", "mem_limit", "pids_limit", "ports", "restart", "security_opt", "shm_size",
+LEFT = {"build", "cap_drop", "init", "mem_limit", "pids_limit", "restart", "security_opt", "shm_size",
         "stop_grace_period"}  # fmt: skip
-KNOWN = LEFT | {"command", "configs", "depends_on", "entrypoint", "environment", "healthcheck", "image", "read_only",
-                "tmpfs", "volumes"}  # fmt: skip
+KNOWN = LEFT | {"command", "configs", "depends_on", "entrypoint", "environment", "healthcheck", "image", "network_mode",
+                "networks", "ports", "read_only", "tmpfs", "volumes"}  # fmt: skip
 WAITS = {"service_healthy", "service_completed_successfully", "service_started"}
 
 
@@ -35,6 +36,16 @@ class Mount:
     subpath: str = ""
     content: str = ""
     read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Port:
+    """One of a service that this machine shows: `outside` at its address `host`, `inside` at the service's own."""
+
+    service: str
+    host: str
+    outside: int
+    inside: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,8 @@ class Service:
     check: Sequence[str] | None
     waits: Mapping[str, str]
     read_only: bool
+    networks: Sequence[str]
+    ports: Sequence[Port]
 
 
 def read_compose(path: Path = COMPOSE, variables: Mapping[str, str] = os.environ) -> dict[str, Service]:
@@ -93,6 +106,11 @@ def _service(name: str, given: Mapping[str, Any], compose: Mapping[str, Any], pa
         source = compose["configs"][each["source"]]
         content = source["content"] if "content" in source else (path.parent / source["file"]).read_text("utf-8")
         mounts.append(Mount(each["target"], content=content, read_only=True))
+    for unknown in sorted(set(given.get("networks", ())) - set(compose["networks"])):
+        raise ValueError(f"{name}: {unknown} is no network of this file")
+    mode = given.get("network_mode", "")
+    if mode not in ("", "none"):
+        raise ValueError(f"{name}: network_mode: {mode} is not known here, but none")
     dockerfile = given.get("build", {}).get("dockerfile", "")
     for source, inside in re.findall(r"^COPY (docker/\S+) (\S+)$", _text(dockerfile), re.M):
         mounts.append(Mount(inside, content=_text(source), read_only=True))
@@ -100,7 +118,16 @@ def _service(name: str, given: Mapping[str, Any], compose: Mapping[str, Any], pa
         name, given["image"], dockerfile, given.get("entrypoint"),
         given.get("command"), {key: str(value) for key, value in given.get("environment", {}).items()}, mounts,
         None if check is None else check["test"][1:], waits, given.get("read_only", False),
+        () if mode else tuple(given.get("networks", ("default",))),
+        [_port(name, each) for each in given.get("ports", ())],
     )  # fmt: skip
+
+
+def _port(name: str, given: object) -> Port:
+    found = re.fullmatch(r"([\d.]+):(\d+):(\d+)", str(given))
+    if found is None:
+        raise ValueError(f"{name}: ports: expected ADDRESS:PORT:PORT, got {given}")
+    return Port(name, found[1], int(found[2]), int(found[3]))
 
 
 def _mount(name: str, given: Any, volumes: Mapping[str, Any]) -> Mount:

@@ -4,39 +4,40 @@
 
 Each service runs the command that the file names, with its variables, as the user of its Dockerfile, and sees its
 volumes and files at the paths named there and no others to write: it gets a root of its own, this machine's with a
-layer over it. All are in one network of their own, in which each service's name leads to it, and each starts when what
-it waits for is healthy or done. FOLDER keeps the volumes and what each service prints.
+layer over it. It is in the networks that the file names, with those alone that are in them, too; this machine shows the
+ports that the file publishes. Each starts when what it waits for is healthy or done. FOLDER keeps the volumes and what
+each service prints.
 
 Programs come from this machine: archipel from this environment, PostgreSQL and Prometheus from the system. Debian has
 neither MinIO nor Grafana: moto's server stands in for the former (its health check is a connection), and the latter is
-left out; so is Prometheus where it is not installed. When all are up COMMAND runs in the same network, and its exit
-code is this one's; without one, Ctrl-C ends it. Needs root.
+left out; so is Prometheus where it is not installed. When all are up COMMAND runs where it reaches all of them by their
+names, and its exit code is this one's; without one, Ctrl-C ends it. Needs root.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import pwd
 import shlex
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from compose_file import ROOT, Service, dockerfile_says, read_compose
+from compose_file import ROOT, Port, Service, dockerfile_says, read_compose
+from compose_networks import Networks, forward, listen
 
 HEALTHY_SECONDS = 180
 STOP_SECONDS = 60
 NOBODY = "65534:65534"
 POSTGRES_PROGRAMS = "".join(f":{folder}" for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
-INSIDE = "ARCHIPEL_COMPOSE_NETWORK"
+INSIDE = "ARCHIPEL_COMPOSE_SOCKETS"
 START = """
 set -e
 mount -t overlay overlay -o lowerdir=/,upperdir="$LAYER/upper",workdir="$LAYER/work" "$LAYER/root"
@@ -54,6 +55,7 @@ export PGDATA=/var/lib/postgresql/data/cluster
 if [ ! -e "$PGDATA/PG_VERSION" ]; then
     printf %s "$POSTGRES_PASSWORD" >/tmp/password
     initdb --username "$POSTGRES_USER" --pwfile /tmp/password --auth scram-sha-256 --encoding UTF8 >/dev/null
+    echo 'host all all all scram-sha-256' >>"$PGDATA/pg_hba.conf"
     echo "CREATE DATABASE $POSTGRES_DB" | postgres --single -D "$PGDATA" postgres >/dev/null
 fi
 exec postgres -D "$PGDATA" -k /tmp -c listen_addresses='*'
@@ -64,12 +66,13 @@ MOTO = ["-W", "ignore", "-m", "moto.server", "--host", "0.0.0.0", "--port", "900
 class Process:
     """A service's process, its layer and its log in `folder`. Raises ValueError where it cannot be started here."""
 
-    def __init__(self, service: Service, folder: Path) -> None:
+    def __init__(self, service: Service, folder: Path, networks: Networks) -> None:
         self.service = service
+        self._networks = networks
         self.log = folder / "logs" / f"{service.name}.log"
         self._folder = folder
         self._layer = folder / "layers" / service.name
-        self._image = service.image.rpartition("/")[2].partition(":")[0]
+        self._image = program_of(service)
         for name in ("upper", "work", "root"):
             (self._layer / name).mkdir(parents=True, exist_ok=True)
         self._user, self._group = self._owner()
@@ -82,7 +85,10 @@ class Process:
             check = [sys.executable, "-c", "import socket; socket.create_connection(('127.0.0.1', 9000), 2)"]
         if check is None:
             return self.started.poll() is None
-        enter = ["nsenter", "--mount", "--target", str(self.started.pid), *self._inside(self._translate(check))]
+        enter = [
+            *self._networks.enter(self.service), f"--mount=/proc/{self.started.pid}/ns/mnt",
+            *self._inside(self._translate(check)),
+        ]  # fmt: skip
         with self.log.with_suffix(".check").open("wb") as out:
             return subprocess.run(enter, stdout=out, stderr=subprocess.STDOUT, check=False).returncode == 0
 
@@ -118,8 +124,8 @@ class Process:
         )
         with self.log.open("ab") as out:
             return subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh",
-                 *self._inside(self._command())],
+                [*self._networks.enter(self.service), "unshare", "--mount", "--propagation", "private", "sh", "-c",
+                 script, "sh", *self._inside(self._command())],
                 env=os.environ | {"LAYER": str(self._layer)}, stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
@@ -149,8 +155,8 @@ class Process:
                 yield f'mkdir -p "$LAYER/root"{folder} && mount --rbind {folder} "$LAYER/root"{folder}'
 
     def _mounts(self) -> Iterator[str]:
-        """Lines of shell: the service's volumes and files, and the names of all services."""
-        yield f'mount --bind {shlex.quote(str(self._folder / "hosts"))} "$LAYER/root/etc/hosts"'
+        """Lines of shell: the service's volumes and files, and the names of those that it may reach."""
+        yield f'mount --bind {shlex.quote(str(self._networks.hosts(self.service)))} "$LAYER/root/etc/hosts"'
         for number, mount in enumerate(self.service.mounts):
             inside = f'"$LAYER/root"{shlex.quote(mount.inside)}'
             if mount.volume:
@@ -187,37 +193,68 @@ def main() -> int:
     if os.geteuid() != 0:
         print("compose_processes.py: mounts and networks of its own need root", file=sys.stderr)
         return 1
-    if INSIDE not in os.environ:
-        os.environ[INSIDE] = "true"
-        arguments = ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, *sys.argv]
-        os.execvp(arguments[0], arguments)
     try:
-        return run(read_compose(), options.folder.absolute(), options.command)
+        services = read_compose()
+        ports = [port for service in services.values() if not left_out(service) for port in service.ports]
+        if INSIDE not in os.environ:
+            begin_inside(ports)
+        # Opened on the other side, in the order of the ports; -1 where it could not be.
+        numbers = [int(number) for number in os.environ.pop(INSIDE).split()]
+        waiting = {
+            port: socket.socket(fileno=number) for port, number in zip(ports, numbers, strict=True) if number >= 0
+        }
+        return run(services, waiting, options.folder.absolute(), options.command)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"compose_processes.py: {error}", file=sys.stderr)
         return 1
 
 
-def run(services: dict[str, Service], folder: Path, command: Sequence[str]) -> int:
-    """Start them in order, run the command, and stop them in the other order."""
+def program_of(service: Service) -> str:
+    """What its image is of."""
+    return service.image.rpartition("/")[2].partition(":")[0]
+
+
+def left_out(service: Service) -> bool:
+    program = program_of(service)
+    return program == "grafana" or (program == "prometheus" and shutil.which(program) is None)
+
+
+def begin_inside(ports: Sequence[Port]) -> NoReturn:
+    """Run this program again in networks and mounts of its own, with sockets that wait for the published ports here."""
+    opened, refused = listen(ports)
+    for line in refused:
+        print(line, flush=True)
+    os.environ[INSIDE] = " ".join(str(opened[port].fileno() if port in opened else -1) for port in ports)
+    arguments = ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, *sys.argv]
+    os.execvp(arguments[0], arguments)
+
+
+def run(
+    services: dict[str, Service], waiting: Mapping[Port, socket.socket], folder: Path, command: Sequence[str]
+) -> int:
+    """Start them in order, run the command, and stop them in the other order.
+
+    `waiting`: a socket of this machine for each port that it shows.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    raise_loopback()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / "layers", ignore_errors=True)
-    names = " ".join(services)
-    (folder / "hosts").write_text(f"127.0.0.1 localhost {names}\n", encoding="utf-8")
+    for left in ("layers", "networks"):
+        shutil.rmtree(folder / left, ignore_errors=True)
+    networks = Networks(folder / "networks")
+    networks.open(services.values())
+    for port, opened in waiting.items():
+        forward(opened, networks.address(port.service), port.inside)
     # For the command; services have roots of their own.
-    subprocess.run(["mount", "--bind", folder / "hosts", "/etc/hosts"], check=True)
+    subprocess.run(["mount", "--bind", networks.all_hosts(), "/etc/hosts"], check=True)
     running: dict[str, Process] = {}
     try:
         for service in services.values():
-            program = service.image.rpartition("/")[2].partition(":")[0]
-            if program == "grafana" or (program == "prometheus" and shutil.which(program) is None):
-                print(f"{service.name}: left out, there is no {program} on this machine", flush=True)
+            if left_out(service):
+                print(f"{service.name}: left out, there is no {program_of(service)} on this machine", flush=True)
                 continue
             for other, condition in service.waits.items():
                 wait(running[other], condition)
-            running[service.name] = Process(service, folder)
+            running[service.name] = Process(service, folder, networks)
             print(f"{service.name}: started", flush=True)
         for process in running.values():
             if process.service.check is not None:
@@ -248,15 +285,6 @@ def wait(process: Process, condition: str) -> None:
             return
         time.sleep(0.5)
     raise ValueError(f"{process.service.name}: not {condition} in {HEALTHY_SECONDS} s; see {process.log}")
-
-
-def raise_loopback() -> None:
-    """A new network has nothing but a loopback device that is down."""
-    up, get, put = 0x1, 0x8913, 0x8914
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        request = struct.pack("16sh22x", b"lo", 0)
-        (flags,) = struct.unpack_from("16xh", fcntl.ioctl(handle, get, request))
-        fcntl.ioctl(handle, put, struct.pack("16sh22x", b"lo", flags | up))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from wheels import ROOT, source_date, tools
 
-INSTALLATIONS = {"device": "archipel", "server": "archipel[postgresql,s3]"}
+INSTALLATIONS = {"device": "archipel", "server": "archipel[oidc,postgresql,s3]"}
 """What people install, by the name in the file's name."""
 PAGES = {"web": "web", "web-page": "web/demo"}
 """Folders with a package-lock.json: of the library for npm, and of what the page has besides."""

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from archipel.bundle import generate_key
 from archipel.cli.operations.serve import serve
 from archipel.server import init_data_folder
-from archipel.server.settings import Settings
+from archipel.server.openid_settings import OpenId
+from archipel.server.settings import Settings, load_settings
 from tests.support.commanded import run
 from tests.support.environments import other_python
 
@@ -44,6 +45,7 @@ for document in json.load(sys.stdin):
         kubernetes_validate.validate(document, version, strict=True)
 print("valid")
 """
+PROVIDER = "https://login.example:8443/realms/hospital"
 BUCKET: dict[str, Any] = {
     "image": {"repository": "registry.example/archipel-server"},
     "secrets": {"server": "server-files", "database": "database", "s3": "s3"},
@@ -51,11 +53,18 @@ BUCKET: dict[str, Any] = {
 }
 VOLUME: dict[str, Any] = {
     "image": {"repository": "registry.example/archipel-server", "digest": "sha256:" + "0" * 64},
-    "secrets": {"server": "server-files", "database": "database", "tls": "tls"},
+    "secrets": {"server": "server-files", "database": "database", "tls": "tls", "openid": "provider"},
     "storage": {"volume": {"size": "100Gi", "storageClass": "shared"}},
     "replicas": 1,
     "metricsPort": 9464,
-    "settings": {"retry_after": 30, "query_approval": True},
+    "docs": True,
+    "livePages": 64,
+    "openid": {
+        "issuer": PROVIDER, "clientId": "archipel", "caKey": "ca.crt",
+        "scopes": ["openid", "groups"], "admins": ['cn=ml,ou=a "b" <ö>', "ml"], "auditors": ["audit"],
+        "populationsClaim": "sites",
+    },
+    "settings": {"retry_after": 3, "query_approval": True, "max_bundle_bytes": 2147483648, "log_format": "json"},
     "ingress": {"enabled": True, "host": "federation.example", "className": "nginx", "tlsSecret": "cert"},
     "networkPolicy": {
         "enabled": True, "from": [{"namespaceSelector": {}}], "metricsFrom": [{"podSelector": {}}],
@@ -120,6 +129,8 @@ def test_pods_keep_to_the_restricted_standard(chart: list[dict[str, Any]]) -> No
             }  # fmt: skip
             assert container["resources"]["limits"]["memory"]
             assert not any("hostPort" in port for port in container.get("ports", ()))
+        mounted = [{each["name"] for each in container["volumeMounts"]} for container in pod["containers"]]
+        assert mounted == [{each["name"] for each in pod["volumes"]} - {"secrets"}]
         for volume in pod["volumes"]:
             assert set(volume) - {"name"} <= {"emptyDir", "secret", "persistentVolumeClaim"}
 
@@ -135,6 +146,7 @@ def test_secrets_are_named_and_never_shown(chart: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_every_setting_and_every_command_is_archipel_s(chart: list[dict[str, Any]]) -> None:
     known = {field.name for field in msgspec.structs.fields(Settings)}
+    known |= {f"openid_{field.name}" for field in msgspec.structs.fields(OpenId)}
     for pod in pods(chart):
         container = pod["containers"][0]
         names = [each["name"] for each in container["env"]]
@@ -146,6 +158,47 @@ def test_every_setting_and_every_command_is_archipel_s(chart: list[dict[str, Any
         assert (group, folder) == ("serve", "/var/lib/archipel/data")
         offered = {option for parameter in serve.commands[command].params for option in parameter.opts}
         assert {option for option in options if option.startswith("--")} <= offered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (BUCKET, {"workers": 2, "blobs": "s3://archipel/server", "docs": False, "live_pages": 512, "openid": None}),
+        (
+            VOLUME,
+            {
+                "docs": True, "live_pages": 64, "retry_after": 3, "query_approval": True, "max_bundle_bytes": 1 << 31,
+                "log_format": "json", "metrics_port": 9464,
+                "openid": OpenId(
+                    issuer=PROVIDER, client_id="archipel",
+                    address="https://federation.example", secret_file="/openid/secret", ca_file="/openid/ca.crt",
+                    scopes=("openid", "groups"), admins=('cn=ml,ou=a "b" <ö>', "ml"), auditors=("audit",),
+                    populations_claim="sites",
+                ),
+            },
+        ),
+    ],
+    ids=["bucket", "volume"],
+)  # fmt: skip
+def test_the_variables_are_the_settings_that_the_values_ask_for(
+    values: Mapping[str, Any], wanted: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """As the server reads them."""
+    key = generate_key().public_key().public_bytes_raw()
+    init_data_folder(tmp_path / "data", enrolment_key=key, publisher_keys=[key])
+    file = tmp_path / "data" / "server.toml"
+    file.write_text(f'metrics_token_sha256 = "{"0" * 64}"\n' + file.read_text())
+    for pod in pods(documents(render(values))):
+        container = pod["containers"][0]
+        found = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        own = {name: value for name, value in found.items() if name.startswith("ARCHIPEL_")}
+        settings = load_settings(tmp_path / "data", environment=own)
+        assert {name: getattr(settings, name) for name in wanted} == wanted
+        if settings.openid:
+            (place,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/openid"]
+            (volume,) = [each for each in pod["volumes"] if each["name"] == place["name"]]
+            assert volume["secret"]["secretName"] == "provider"
 
 
 @pytest.mark.slow
@@ -172,6 +225,17 @@ def test_traffic_that_is_not_named_is_closed() -> None:
     assert database == VOLUME["networkPolicy"]["to"][0]
     (policy,) = [each for each in documents(render(BUCKET)) if each["kind"] == "NetworkPolicy"]
     assert [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]] == ["http"]
+    assert [port["port"] for port in policy["spec"]["egress"][1]["ports"]] == [5432, 443]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("issuer", "ports"), [("https://a.example/b", [5432, 443]), (PROVIDER, [5432, 443, 8443])])
+def test_the_provider_of_identities_can_be_asked(issuer: str, ports: list[int]) -> None:
+    secrets = {**BUCKET["secrets"], "openid": "provider"}
+    openid = {"issuer": issuer, "clientId": "archipel", "address": "https://a.example", "operators": ["ml"]}
+    rendered = documents(render({**BUCKET, "secrets": secrets, "openid": openid}))
+    (policy,) = [each for each in rendered if each["kind"] == "NetworkPolicy"]
+    assert [port["port"] for port in policy["spec"]["egress"][1]["ports"]] == ports
 
 
 @pytest.mark.slow
@@ -185,6 +249,22 @@ def test_traffic_that_is_not_named_is_closed() -> None:
         ({"replica": 3}, "replica"),
         ({"ingress": {"enabled": True}}, "host"),
         ({"settings": {"Retry-After": 3}}, "Retry-After"),
+        ({"settings": {"live_pages": 3}}, "settings.live_pages: the chart has a value for this: livePages"),
+        ({"settings": {"openid_claim": "a"}}, "settings.openid_claim: the chart has a value for this: openid"),
+        ({"docs": "yes"}, "/docs"),
+        ({"livePages": 2049}, "/livePages"),
+        ({"openid": {"issuer": "http://login.example"}}, "/openid/issuer"),
+        ({"openid": {"issuer": PROVIDER, "scopes": ["email"]}}, "/openid/scopes"),
+        ({"openid": {"issuer": PROVIDER}}, "openid: set clientId"),
+        ({"openid": {"issuer": PROVIDER, "clientId": "a"}}, "openid: name a value of the claim"),
+        ({"openid": {"issuer": PROVIDER, "clientId": "a", "admins": ["b"]}}, "openid: set secrets.openid"),
+        (
+            {
+                "openid": {"issuer": PROVIDER, "clientId": "a", "admins": ["b"]},
+                "secrets": {**BUCKET["secrets"], "openid": "provider"},
+            },
+            "openid: set address",
+        ),
     ],
 )
 def test_wrong_values_are_refused(change: Mapping[str, Any], word: str) -> None:
@@ -212,6 +292,7 @@ def test_values_and_their_schema_name_the_same() -> None:
     compare(values, json.loads((CHART / "values.schema.json").read_text()), "values")
 
 
+@pytest.mark.sampled(every=3)
 def test_migrate_makes_the_schema_and_may_be_run_again(tmp_path: Path) -> None:
     key = generate_key().public_key().public_bytes_raw()
     init_data_folder(tmp_path / "data", enrolment_key=key, publisher_keys=[key])

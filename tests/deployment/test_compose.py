@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,33 +19,35 @@ from tests.support.fixtures.chromium import needed
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docker" / "compose.yml"
-OURS = {"prepare", "server", "train", "device-1", "device-2", "device-3"}
-LOOK = """
-import json, sys, time, urllib.error, urllib.request
-from pathlib import Path
-from archipel.operator import OperatorClient
-trial = Path(sys.argv[1]) / "volumes" / "trial"
-secret = (trial / "operator" / "operator.token").read_text().strip()
-operator = OperatorClient("http://server:8470", secret, allow_http=True)
-deadline = time.monotonic() + 300
-while True:
-    (task,) = operator.tasks.list()
-    if task.rounds_committed >= 2 or time.monotonic() > deadline:
-        break
-    time.sleep(1)
-page = urllib.request.urlopen("http://server:8470/demo/").read().decode()
-token = (trial / "metrics" / "token").read_text()
-try:
-    urllib.request.urlopen("http://server:9464/metrics")
-    refused = 0
-except urllib.error.HTTPError as error:
-    refused = error.code
-asked = urllib.request.Request("http://server:9464/metrics", headers={"Authorization": f"Bearer {token}"})
-metrics = urllib.request.urlopen(asked).read().decode()
-print("FOUND", json.dumps({"rounds": task.rounds_committed, "state": task.state, "page": page[:15], "refused": refused,
-                           "metrics": sorted({line.split("{")[0].split(" ")[0] for line in metrics.splitlines()
-                                              if line.startswith("archipel_")})}))
+LEAD = """
+import json, os, socket, threading
+from compose_file import Port
+from compose_networks import forward, listen
+echo = socket.create_server(("127.0.0.1", 0))
+def answer():
+    with echo.accept()[0] as there:
+        while data := there.recv(65536):
+            there.sendall(data)
+threading.Thread(target=answer, daemon=True).start()
+port = Port("a", "127.0.0.1", 0, echo.getsockname()[1])
+(waiting,) = listen([port])[0].values()
+forward(waiting, "127.0.0.1", port.inside)
+taken = waiting.getsockname()[1]
+sent, found = os.urandom(4 << 20), b""
+with socket.create_connection(("127.0.0.1", taken)) as here:
+    def send():
+        here.sendall(sent)
+        here.shutdown(socket.SHUT_WR)
+    threading.Thread(target=send).start()
+    while data := here.recv(65536):
+        found += data
+opened, (refused,) = listen([Port("b", "127.0.0.1", taken, 80)])
+print(json.dumps([found == sent and not opened, refused]))
 """
+EDGES = ["edge-1", "edge-2"]
+DEVICES = [f"device-{number}" for number in range(1, 7)]
+SITES = {1: DEVICES[:3], 2: DEVICES[3:]}
+OURS = {"prepare", "prepare-1", "prepare-2", "server", "train", *EDGES, *DEVICES}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,29 @@ def test_nobody_else_reaches_it_and_images_have_exact_tags(services: dict[str, d
         assert "privileged" not in given
 
 
+def test_a_device_reaches_its_own_edge_server_alone(services: dict[str, dict[str, Any]]) -> None:
+    networks = yaml.safe_load(FILE.read_text())["networks"]
+    members = {name: {each for each in services if name in services[each].get("networks", ())} for name in networks}
+    # Where neither is said, Compose puts a service into a network of all.
+    assert all(given.get("networks") or given.get("network_mode") == "none" for given in services.values())
+    sites = {edge: {each for each in DEVICES if edge in services[each]["depends_on"]} for edge in EDGES}
+    assert [len(devices) for devices in sites.values()] == [3, 3]
+    for edge, devices in sites.items():
+        for device in devices:
+            (network,) = services[device]["networks"]
+            assert networks[network] == {"internal": True}
+            assert members[network] == {edge, *devices}
+    assert members["stores"] == {"postgres", "minio", "prepare", "server"}
+
+
+def test_prometheus_reads_every_server_and_says_which_it_is() -> None:
+    given = yaml.safe_load(yaml.safe_load(FILE.read_text())["configs"]["prometheus"]["content"])
+    (job,) = given["scrape_configs"]
+    named = {each["labels"]["server"]: each["targets"] for each in job["static_configs"]}
+    assert named == {"root": ["server:9464"]} | {edge: [f"{edge}:9464"] for edge in EDGES}
+
+
+@pytest.mark.sampled(every=3)
 def test_what_is_not_known_of_the_file_is_refused(tmp_path: Path) -> None:
     path = shutil.copytree(ROOT / "docker", tmp_path / "docker") / "compose.yml"
     text = path.read_text()
@@ -96,10 +122,26 @@ def test_what_is_not_known_of_the_file_is_refused(tmp_path: Path) -> None:
 
     assert read() == ""
     named = "  prometheus:\n    <<"
-    assert "prometheus: network_mode: not known" in read(named, named.replace("<<", "network_mode: host\n    <<"))
+    assert "prometheus: privileged: not known" in read(named, named.replace("<<", "privileged: true\n    <<"))
+    network = "networks: [servers, site-1]"
+    assert "edge-1: network_mode: host is not known" in read(network, "network_mode: host")
+    assert "edge-1: ward is no network of this file" in read(network, "networks: [servers, ward]")
+    assert "edge-1: ports: expected ADDRESS:PORT:PORT, got 8471:8470" in read("127.0.0.1:8471:8470", "8471:8470")
     assert "a health check begins with CMD" in read("[CMD, mc, ready, local]", "[CMD-SHELL, mc ready local]")
     waits = "minio: {condition: service_healthy}\n    configs"
     assert "wait for each other" in read(waits, waits.replace("minio", "train"))
+
+
+def test_a_port_is_led_into_another_place_and_one_in_use_is_named() -> None:
+    """Both ways at once, until both have ended; of 4 MiB, so that no buffer holds them."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAD], cwd=ROOT / "scripts" / "deployment", capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": "."}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    same, refused = json.loads(done.stdout)
+    assert same
+    assert re.fullmatch(r"b: not shown at 127\.0\.0\.1:\d+ \(Address already in use\)", refused)
 
 
 @pytest.mark.slow
@@ -120,13 +162,25 @@ def test_its_services_train_as_plain_processes(tmp_path: Path) -> None:
         needed("needs PostgreSQL; scripts/install_postgres.sh --yes installs it")
     script = ROOT / "scripts" / "deployment" / "compose_processes.py"
     done = subprocess.run(
-        [sys.executable, script, tmp_path, "--", sys.executable, "-c", LOOK, tmp_path],
+        [sys.executable, script, tmp_path, "--", sys.executable, "-m", "tests.support.compose_look", tmp_path],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.partition("FOUND ")[2])
-    assert found["rounds"] >= 2, found
+    assert found["root"]["rounds"] >= 2, found
     assert found["page"].lower() == "<!doctype html>"
-    assert found["refused"] == 401
-    assert found["metrics"]
+    members = found["root"]["devices"]
+    assert len(members) == 2, members
+    for edge in EDGES:
+        # The same task, with the same rounds, by three devices of its own.
+        assert found[edge]["task"] == found["root"]["task"]
+        assert found[edge]["rounds"] >= 2, found
+        assert len(found[edge]["devices"]) == 3, found
+        assert set(found[edge]["survivors"]) == set(found[edge]["devices"])
+    # Nobody but the edge servers has spoken to the root with a key of its own, and no device could.
+    assert set(found["root"]["callers"]) == set(members)
+    assert found["reached"] == {name: [f"edge-{site}"] for site, own in SITES.items() for name in own}
+    for server in ("server", *EDGES):
+        assert found["metrics"][server]["refused"] == 401
+        assert found["metrics"][server]["named"]
     assert list((tmp_path / "volumes" / "device-2").iterdir())

@@ -101,11 +101,14 @@ def test_the_bills_name_what_is_installed_and_keep_to_the_standard(dist: Path) -
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
     pinned = {plain(name): version for name, version in pinned.items()}
     device, server = (components(dist / f"archipel-{name}-{archipel.__version__}.cdx.json") for name in WHERE)
-    assert device.pop("archipel") == server.pop("archipel") == server.pop("archipel-web-page") == archipel.__version__
+    ours = {"archipel": archipel.__version__}
+    assert {name: device.pop(name) for name in ours} == ours
+    ours |= dict.fromkeys(("archipel-web-page", "archipel-docs"), archipel.__version__)
+    assert {name: server.pop(name) for name in ours} == ours
     for found in (device, server):
         assert {name: pinned.get(name) for name in found} == found
     assert {"numpy", "onnxruntime", "cryptography", "msgspec", "safetensors", "urllib3", "click"} <= set(device)
-    assert {"flask", "sqlalchemy", "psycopg", "s3fs"} <= set(server)
+    assert {"authlib", "flask", "sqlalchemy", "psycopg", "s3fs"} <= set(server)
     assert not {"flask", "torch", "onnx"} & set(device)
     assert not {"torch", "onnx", "pytest"} & set(server)
     web = components(dist / f"archipel-web-{archipel.__version__}.cdx.json")

@@ -112,11 +112,14 @@ def test_a_server_and_three_devices_take_a_round(device: Path, dist: Path, tmp_p
     server = environment(tmp_path / "env", dist, "archipel[server]", "archipel-web-page", "archipel-docs")
     folder = tmp_path / "federation"
     folder.mkdir()
-    page, task = federate(folder, [server / "archipel"], [device / "archipel"])
+    pages, task = federate(folder, [server / "archipel"], [device / "archipel"])
     assert (task.state, task.rounds_committed) == ("completed", 1)
-    assert page.startswith("HTTP/1.1 200")
-    assert "<!doctype html>" in page.lower()
-    assert "archipel-web-page" not in run(server / "archipel", "doctor")
+    for page in pages.values():
+        assert page.startswith("HTTP/1.1 200")
+        assert "<!doctype html>" in page.lower()
+    said = run(server / "archipel", "doctor")
+    assert "archipel-web-page" not in said
+    assert "archipel-docs" not in said
     shutil.rmtree(tmp_path / "env")
 
 
@@ -124,4 +127,5 @@ def test_the_extras_name_their_wheels(device: Path) -> None:
     said = run(device / "archipel", "doctor")
     missing = {line.split()[0]: line for line in said.splitlines() if " missing: " in line}
     assert "archipel-web-page" in missing["server"]
+    assert "archipel-docs" in missing["server"]
     assert "archipel-data" in missing["demo"]

@@ -66,6 +66,19 @@ def test_the_caller_goes_before_the_environment_and_that_before_the_file(file: P
 
 
 @pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ('["a,b", "", "[c]"]', ("a,b", "", "[c]")),
+        ("[]", ()),
+        ("a,[b]", ("a", "[b]")),
+        ("", ()),
+    ],
+)
+def test_lists_in_variables(file: Path, text: str, items: tuple[str, ...]) -> None:
+    assert read(file, {"HOUSE_LAMP_COLOURS": text}).lamp.colours == items
+
+
+@pytest.mark.parametrize(
     ("text", "environment", "given", "said"),
     [
         ("room = 1", {}, {}, "FILE: unknown field 'room'; did you mean 'rooms'?"),
@@ -85,6 +98,9 @@ def test_the_caller_goes_before_the_environment_and_that_before_the_file(file: P
         ("", {"ROMS": "1"}, {}, "environment variable HOUSE_ROMS: no such setting; did you mean 'HOUSE_ROOMS'?"),
         ("", {"LABELS": "a"}, {}, "environment variable HOUSE_LABELS: no such setting; "),
         ("", {"FOLDER": "/"}, {}, "environment variable HOUSE_FOLDER: no such setting; "),
+        ("", {"LAMP_COLOURS": "[a, b]"}, {}, "environment variable HOUSE_LAMP_COLOURS: what begins with [ is a list"),
+        ("", {"LAMP_COLOURS": "[" * 100_000}, {}, "environment variable HOUSE_LAMP_COLOURS: what begins with [ is a"),
+        ("", {"LAMP_COLOURS": "[1]"}, {}, "environment variable HOUSE_LAMP_COLOURS[0]: expected `str`, got `int`"),
         ("rooms = 2", {}, {"rooms": 0}, "rooms: expected `int` >= 1, got 0"),
         ("", {}, {"room": 0}, "FILE: unknown field 'room'; did you mean 'rooms'?"),
     ],

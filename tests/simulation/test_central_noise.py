@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_a_target_for_all_rounds(make: Make) -> None:
     assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
 
 
+@pytest.mark.sampled(every=2)
 def test_the_run_ends_before_the_round_that_would_cost_too_much(make: Make, tmp_path: Path) -> None:
     event = Gaussian(noise_multiplier=2.0)
     two, three = (spent_epsilon([Repeated(event=event, count=count)], 1e-5) for count in (2, 3))
@@ -122,7 +124,7 @@ NOT_SECURE = "fedasync"
 
 @pytest.mark.parametrize("mechanism", ["central", "distributed"])
 @pytest.mark.parametrize("strategy", sorted(set(strategies.STRATEGIES) - {NOT_SECURE}))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: str, mechanism: str) -> None:
     noise = DifferentialPrivacy(mechanism=mechanism, noise_multiplier=0.01, delta=1e-5)
     options = {} if REFUSED.get(strategy) == WEIGHS else {"weighting": "uniform"}
@@ -226,3 +228,25 @@ def test_a_target_includes_the_counts(make: Make) -> None:
     assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
     with pytest.raises(PolicyError, match="clip_noise is for a clip that the server adapts"):
         simulate(bundle_of(make), fields(), rounds=1, differential_privacy=noise)
+
+
+def test_noise_that_drowns_the_updates_is_told_before_the_rounds(make: Make) -> None:
+    """And the hint has the noise that then comes."""
+    bundle, begun = bundle_of(make), []
+    settings = {"rounds": 1, "client_axis": "off"}
+    exact = simulate(bundle, fields(), on_begin=begun.append, **settings)
+    assert (exact.hints, len(begun)) == ([], 1)
+    assert simulate(bundle, fields(), differential_privacy=NOISE, **settings).hints == []
+    noise = DifferentialPrivacy(mechanism="central", noise_multiplier=2.0, delta=1e-5)
+    rows: list[int] = []
+    found = simulate(
+        bundle, fields(), differential_privacy=noise, on_begin=lambda result: rows.append(len(result.history)),
+        **settings,
+    )  # fmt: skip
+    assert rows == [0]
+    [hint] = found.hints
+    told = re.search(r"on the mean of 4 devices .* a norm of ([\d.]+), ([\d.]+) times the clip of 50,", hint)
+    assert told is not None, hint
+    drawn = 2.0 * CLIP * np.sqrt(difference(found, exact).size) / 4
+    assert float(told[1]) == pytest.approx(drawn, rel=0.02)
+    assert float(told[2]) == pytest.approx(drawn / CLIP, rel=0.05)

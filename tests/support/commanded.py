@@ -91,11 +91,13 @@ def write_examples(path: Path, number: int) -> None:
     np.savez(path, input=own.inputs(), label=own.targets())
 
 
-def federate(folder: Path, server: Sequence[str | Path], device: Sequence[str | Path]) -> tuple[str, TaskInfo]:
+def federate(
+    folder: Path, server: Sequence[str | Path], device: Sequence[str | Path]
+) -> tuple[dict[str, str], TaskInfo]:
     """One round of a server and its devices, each a process of the command given; the address ends with the server.
 
-    `server` and `device` begin a command of archipel, such as `[bin / "archipel"]`. Returns what the server said when
-    it started, and the task.
+    `server` and `device` begin a command of archipel, such as `[bin / "archipel"]`. Returns what the server answered
+    for its pages `demo` and `docs`, and the task.
     """
     for key in ("publisher", "enrolment"):
         run(*server, "keys", key, cwd=folder)
@@ -107,7 +109,7 @@ def federate(folder: Path, server: Sequence[str | Path], device: Sequence[str | 
     with ExitStack() as stack:
         log = folder / "server.out"
         process = stack.enter_context(
-            running(*server, "serve", "start", "federation", "--port", "0", "--demo", log=log, cwd=folder)
+            running(*server, "serve", "start", "federation", "--port", "0", "--demo", "--docs", log=log, cwd=folder)
         )
         url = address(log, process)
         run(
@@ -123,8 +125,10 @@ def federate(folder: Path, server: Sequence[str | Path], device: Sequence[str | 
             run(*device, "device", "enroll", "device.toml", token, cwd=home)
             stack.enter_context(running(*device, "device", "run", "device.toml", log=home / "out", cwd=home))
         task = train(url, (folder / "operator.token").read_text().strip(), published)
-        page = run("curl", "--silent", "--show-error", "--include", f"{url}/demo/")
-    return page, task
+        pages = {
+            name: run("curl", "--silent", "--show-error", "--include", f"{url}/{name}/") for name in ("demo", "docs")
+        }
+    return pages, task
 
 
 def train(url: str, token: str, published: Path, population: str = "pupils", rounds: int = 1) -> TaskInfo:

@@ -145,10 +145,11 @@ class _Summary(msgspec.Struct, kw_only=True):
     rounds: list[RoundRow]
     tested: dict[str, float]
     engine: str
+    hints: list[str]
 
     @classmethod
     def of(cls, result: Result) -> _Summary:
-        return cls(rounds=result.history, tested=result.history[-1].tested, engine=result.engine)
+        return cls(rounds=result.history, tested=result.history[-1].tested, engine=result.engine, hints=result.hints)
 
 
 def _run(federation: Federation, file: Path, quiet: bool) -> Result:
@@ -175,11 +176,17 @@ def _run(federation: Federation, file: Path, quiet: bool) -> Result:
                 stopped = True  # the run ends after it has written how far it is
             return not stopped
 
-        result = federation.run_prepared(prepared, on_round)
+        result = federation.run_prepared(prepared, on_round, None if quiet else _tell_hints)
         if stopped and len(result.history) < total:
             tell("")
             raise KeyboardInterrupt
     return result
+
+
+def _tell_hints(result: Result) -> None:
+    # Before the rounds: who sees that they are in vain need not wait for them.
+    for hint in result.hints:
+        click.echo(f"hint: {hint}")
 
 
 def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[[RoundRow], None]:

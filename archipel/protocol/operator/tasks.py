@@ -132,7 +132,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
     up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
     Both are queries: nothing is released of fewer than `min_contributors` devices with examples (null: as many as the
-    bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries". `count_adoption`: a secure
+    bundle's privacy policy asks for, which is the least), see docs/queries.md. `count_adoption`: a secure
     evaluation also estimates how many devices took the version that it evaluates when they were offered it. Of
     `distributions`, metrics with their bins ("default": up to the bound in `metrics`), it also says how they are spread
     over the devices, of which it then needs at least 10 with examples.
@@ -162,7 +162,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     servers, each of which sends the sum of up to `site` devices (null: as many as the bundle's privacy policy allows).
     `min_contributors` counts devices, and holds in each of these sums, see docs/edge.md.
 
-    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
+    `eligibility` is an expression over the attributes that devices report (docs/tasks.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
 
@@ -221,7 +221,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
     where that training's `evaluate_every` made it. `upstream`: the upstream server gave this task, and its
     rounds serve those of that server. `privacy_spent`, where the server adds noise: what the versions of its model have
-    cost each device so far, in all tasks of the population together. `weights_deleted` is when retention has deleted
+    cost each device so far, in all tasks of the population together. `hints`, while the task can run: what its settings
+    make likely to go wrong, with what would help. `weights_deleted` is when retention has deleted
     the weights `model`, which only happens once the task has ended."""
 
     task_id: RoundId
@@ -265,6 +266,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     protocol: Protocol | None
     differential_privacy: DifferentialPrivacy
     privacy_spent: PrivacySpent | None
+    hints: list[str]
     levels: int
     site: int | None
     upstream: bool

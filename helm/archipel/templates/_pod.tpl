@@ -95,9 +95,22 @@ capabilities:
 {{- end }}
 {{- end }}
 {{- end }}
+- name: ARCHIPEL_SERVER_DOCS
+  value: {{ .Values.docs | quote }}
+- name: ARCHIPEL_SERVER_LIVE_PAGES
+  value: {{ .Values.livePages | quote }}
+{{- include "archipel.openid" . }}
+{{- $named := dict "blobs" "storage" "database" "secrets.database" "docs" "docs" "drain_seconds" "drainSeconds" }}
+{{- $named = merge $named (dict "live_pages" "livePages" "metrics_host" "metricsPort" "metrics_port" "metricsPort") }}
+{{- $named = merge $named (dict "stop_seconds" "stopSeconds" "tls_certificate" "secrets.tls" "tls_key" "secrets.tls") }}
+{{- $named = merge $named (dict "workers" "workers") }}
 {{- range $name, $value := .Values.settings }}
+{{- with hasPrefix "openid_" $name | ternary "openid" (get $named $name) }}
+{{- fail (printf "settings.%s: the chart has a value for this: %s" $name .) }}
+{{- end }}
+{{- /* Numbers as JSON has them: 2147483648, which Helm would make 2.147483648e+09. */}}
 - name: ARCHIPEL_SERVER_{{ $name | upper }}
-  value: {{ $value | quote }}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
 
@@ -106,6 +119,9 @@ capabilities:
 - {name: tmp, mountPath: /tmp}
 {{- if .Values.secrets.tls }}
 - {name: tls, mountPath: /tls, readOnly: true}
+{{- end }}
+{{- if .Values.openid.issuer }}
+- {name: openid, mountPath: /openid, readOnly: true}
 {{- end }}
 {{- if not .Values.storage.bucket }}
 - {name: blobs, mountPath: /var/lib/archipel-blobs}
@@ -122,6 +138,10 @@ capabilities:
 {{- with .Values.secrets.tls }}
 - name: tls
   secret: {secretName: {{ . }}, defaultMode: 288}
+{{- end }}
+{{- if .Values.openid.issuer }}
+- name: openid
+  secret: {secretName: {{ .Values.secrets.openid }}, defaultMode: 288}
 {{- end }}
 {{- if not .Values.storage.bucket }}
 - name: blobs

@@ -16,7 +16,7 @@ from tests.client.answers.world import CASES, World, rows
 
 
 @pytest.mark.parametrize(("table", "answer"), list(rows()))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_each_answer_has_the_next_step_that_the_page_says(world: World, table: str, answer: str) -> None:
     assert (table, answer) in CASES, "a row of docs/agent.md without a case"
     CASES[table, answer](world)

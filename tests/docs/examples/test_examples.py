@@ -85,7 +85,7 @@ def nothing_stays() -> Iterator[None]:
     signal.signal(signal.SIGTERM, handler)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - NOT_RUN))
 def test_the_example_runs(
     name: str, world: Callable[[str], dict[str, Any]], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

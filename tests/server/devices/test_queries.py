@@ -76,7 +76,7 @@ def ids(devices: Sequence[Device]) -> list[str]:
     return sorted(device.id for device in devices)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_were_never_asked_come_first(world: World) -> None:
     devices = world.add_devices(8)
     first, _ = ask(world, devices[:4])
@@ -129,7 +129,7 @@ def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: World) -> None
     assert found["result"]["contributors"] == 4
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_population_is_asked_so_many_times(world: World) -> None:
     devices = world.add_devices(3)
     for _ in range(6):

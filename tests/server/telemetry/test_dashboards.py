@@ -19,12 +19,13 @@ DASHBOARD = GRAFANA / "dashboards" / "archipel.json"
 
 
 def known() -> dict[str, set[str]]:
-    """The labels of each metric of docs/metrics.md, which test_metrics.py holds against a server."""
+    """The labels of each metric of docs/metrics.md, which test_metrics.py holds against a server, and those that come
+    from Prometheus' own configuration."""
     found: dict[str, set[str]] = {}
     for name, kind, labels in re.findall(
         r"^\| `(archipel_\w+)` \| (\w+).*? \| (.+?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.M
     ):
-        own = set(re.findall(r"`(\w+)`", labels)) | {"instance", "job"}
+        own = set(re.findall(r"`(\w+)`", labels)) | {"instance", "job", "server"}
         ends = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
         found |= {name + end: own | ({"le"} if end == "_bucket" else set()) for end in ends}
     return found
@@ -44,7 +45,7 @@ def test_every_metric_and_label_is_one_of_the_server(name: str, expression: str)
     metrics = known()
     named = set(re.findall(r"\barchipel_\w+", expression))
     assert named <= metrics.keys()
-    allowed = set.union(*(metrics[each] for each in named)) if named else {"job", "instance"}
+    allowed = set.union(*(metrics[each] for each in named)) if named else {"job", "instance", "server"}
     used = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)\s*\"", expression))
     for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
         used |= {label.strip() for label in group.split(",")}
@@ -53,6 +54,17 @@ def test_every_metric_and_label_is_one_of_the_server(name: str, expression: str)
 
 def family(name: str) -> str:
     return re.sub("_(bucket|sum|count)$", "", name)
+
+
+def test_every_panel_shows_the_servers_that_are_chosen() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    [variable] = dashboard["templating"]["list"]
+    # Also series without the label, of a Prometheus that scrapes one server.
+    assert (variable["name"], variable["allValue"]) == ("server", ".*")
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            chosen = re.findall(r'\barchipel_\w+\{[^}]*server=~"\$server"\}', target["expr"])
+            assert len(chosen) == len(re.findall(r"\barchipel_\w+", target["expr"])), panel["title"]
 
 
 def test_every_metric_is_in_a_panel() -> None:

@@ -18,8 +18,8 @@ KINDS = ("training", "evaluation", "analytics")
 FILTERS = ("population", "state", "kind", "after")
 _ELSEWHERE = {
     "task_id", "name", "state", "reason", "population", "kind", "rounds", "rounds_committed", "waiting", "waiting_for",
-    "under_way", "last_failure", "search", "refused", "privacy_spent", "created", "ended", "created_by", "approved_by",
-    "model", "failed_rounds", "spoiled_rounds", "weights_deleted", "evaluates",
+    "under_way", "last_failure", "search", "refused", "privacy_spent", "hints", "created", "ended", "created_by",
+    "approved_by", "model", "failed_rounds", "spoiled_rounds", "weights_deleted", "evaluates",
 }  # fmt: skip
 """Fields of a task that its page shows in other places than the table of settings."""
 

@@ -32,6 +32,7 @@ from archipel.server.rounds.assigning import let_go
 from archipel.server.rounds.checks import check_first_plan, check_task
 from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluations
 from archipel.server.rounds.noise import ledger
+from archipel.server.rounds.noise.hints import hints_of
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
 from archipel.server.rounds.waiting import last_failure, shown_waiting, under_way
@@ -268,6 +269,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         protocol=request.protocol,
         differential_privacy=request.differential_privacy,
         privacy_spent=ledger.spent_by(session, task),
+        hints=hints_of(session, request) if task.live or task.state == "proposed" else [],
         levels=request.levels,
         site=request.site,
         upstream=task.upstream is not None,

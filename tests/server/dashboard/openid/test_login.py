@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def test_somebody_is_who_the_provider_says(world: World, provider: LyingProvider
         (["ML"], None),
     ],
 )
+@pytest.mark.sampled(every=4)
 def test_roles_follow_from_the_claim(world: World, provider: LyingProvider, groups: Any, role: str | None) -> None:
     provider.claims = {"groups": groups}
     visitor = Visitor(world)
@@ -59,6 +61,7 @@ def test_roles_follow_from_the_claim(world: World, provider: LyingProvider, grou
 
 
 @pytest.mark.parametrize("named", [["pupils"], [], None, "pupils"])
+@pytest.mark.sampled(every=3)
 def test_populations_follow_from_a_claim(world: World, provider: LyingProvider, tmp_path: Path, named: Any) -> None:
     settings = load_settings(
         world.settings.folder, environment={}, smallest_answer=1,
@@ -115,6 +118,7 @@ def test_a_session_ends_with_the_settings_that_it_came_from(
         ({"isuer": "x"}, "did you mean"),
     ],
 )
+@pytest.mark.sampled(every=4)
 def test_mistakes_in_the_settings(world: World, changes: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {
         "issuer": "https://login.example", "client_id": "archipel", "address": "https://a.example",
@@ -137,5 +141,15 @@ def test_names_of_people(world: World) -> None:
 
 def test_the_table_can_be_given_by_environment_variables(world: World) -> None:
     given = world.settings.environment()
-    assert given["ARCHIPEL_SERVER_OPENID_OPERATORS"] == "ml"
+    assert given["ARCHIPEL_SERVER_OPENID_OPERATORS"] == '["ml"]'
     assert load_settings(world.settings.folder, environment=given) == world.settings
+
+
+def test_a_group_with_commas_is_one_in_the_server_s_processes_too(world: World) -> None:
+    """As groups of a directory are named; the supervisor passes its settings on in variables."""
+    group = "cn=ml,ou=hospital,dc=example"
+    variables = world.settings.environment() | {"ARCHIPEL_SERVER_OPENID_ADMINS": json.dumps([group])}
+    settings = load_settings(world.settings.folder, environment=variables)
+    passed_on = load_settings(world.settings.folder, environment=settings.environment()).openid
+    assert passed_on
+    assert (passed_on.role_of([group]), passed_on.role_of(["ou=hospital"])) == ("admin", None)
