@@ -179,6 +179,11 @@ def test_one_document_is_made_at_a_time_and_old_ones_make_room(
 def test_a_server_that_lacks_what_reads_graphs_says_so(
     world: World, visitor: Visitor, models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as patch:
+        # A library that is there and does not work.
+        patch.setattr(process, "_START", f"raise ImportError('no libstdc++')\n{process._START}")
+        problem = fetch(visitor, f"/dashboard/insight/bundles/{models[1]}/weights", 422)["problem"]
+        assert "the server's log says how" in problem
     monkeypatch.setattr(process, "NEEDS", ("no_such_library",))
     problem = fetch(visitor, f"/dashboard/insight/bundles/{models[0]}", 422)["problem"]
     assert "pip install 'archipel[insight]'" in problem

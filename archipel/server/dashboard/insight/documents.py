@@ -91,11 +91,19 @@ class Documents:
         if found is not None:
             return found
         if self._making.acquire(blocking=False):
-            lock = self._lock()
-            if lock is None:
+            lock: int | None = None
+            try:
+                lock = self._lock()
+                if lock is None:
+                    self._making.release()
+                else:
+                    threading.Thread(target=self._make, args=(wanted, lock), name="insight", daemon=True).start()
+            except BaseException:
+                # No folder, or no further thread: the next request tries it again.
+                if lock is not None:
+                    os.close(lock)
                 self._making.release()
-                return None
-            threading.Thread(target=self._make, args=(wanted, lock), name="insight", daemon=True).start()
+                raise
         return None
 
     def _look(self, key: str) -> Ready | Problem | None:
