@@ -130,6 +130,9 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
             assert describe(strategy.name, strategy.device, options).parts
         elif page == EDGES:
             values = tomllib.loads(text)
+            if "levels" in values:
+                assert msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest).levels
+                continue
             assert msgspec.convert({"modes": ["secure"], "threshold": 0.6, "max_clip": 1.0, "max_bits": 20, **values},
                                    PrivacyPolicy).aggregators  # fmt: skip
         elif page == PREPROCESSING:

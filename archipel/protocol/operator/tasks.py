@@ -157,10 +157,10 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `differential_privacy`: noise on each round's sum, of the server or of the devices, and what the model
     may cost a device in all its tasks (docs/privacy.md). Metrics of a training have none, and are then kept back.
 
-    `levels` of a secure training: between this server and the devices are so many levels of edge servers, and its
-    members are those of the first (0: devices). `cohort`, `min_cohort`, `goal` and `threshold` count edge servers,
-    each of which sends the sum of up to `site` devices (null: as many as the bundle's privacy policy allows), see
-    docs/edge.md.
+    `levels` of a secure training or evaluation: between this server and the devices are so many levels of edge servers,
+    and its members are those of the first (0: devices). `cohort`, `min_cohort`, `goal` and `threshold` count edge
+    servers, each of which sends the sum of up to `site` devices (null: as many as the bundle's privacy policy allows).
+    `min_contributors` counts devices, and holds in each of these sums, see docs/edge.md.
 
     `eligibility` is an expression over the attributes that devices report (docs/tasks.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
