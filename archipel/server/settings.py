@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     smallest_answer: Annotated[int, Meta(ge=1, le=1000)] = 10
     """Numbers of devices that depend on attributes are shown as multiples of this only (devices.smallest_answer)."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
+    """After this many failed rounds in a row a task fails; docs/tasks.md says which ones count."""
     leave_seconds: Long = 30.0
     """How long a device that left a round is not taken again (devices.rests): with each further time twice as long,
     unless no round can begin without it."""

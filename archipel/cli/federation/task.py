@@ -69,8 +69,8 @@ def task() -> None:
               "in place of the file's (docs/robust.md).")  # fmt: skip
 @click.option("--tolerated", type=click.IntRange(0), help="How many updates the rule lets be arbitrary.")
 @click.option("--secure-groups", type=click.IntRange(0), help="Over the sums of how many secure groups the rule goes.")
-@click.option("--levels", type=click.IntRange(0), metavar="N", help="Train over edge servers, of which N levels are "
-              "between this server and the devices (docs/edge.md).")  # fmt: skip
+@click.option("--levels", type=click.IntRange(0), metavar="N", help="Train or evaluate over edge servers, of "
+              "which N levels are between this server and the devices (docs/edge.md).")  # fmt: skip
 @click.option("--mixing", help="What is done to updates before the rule: nnm or bucketing.")
 @click.option("--root", metavar="DEVICE", help="For rule fltrust: the id of the device that you trust, with "
               "whose update the others are compared.")  # fmt: skip

@@ -217,7 +217,7 @@ class Gate(Message, frozen=True, kw_only=True):
 class RolloutRequest(Message, frozen=True, kw_only=True):
     """Offer `version` of `model` to more and more devices, and to all of them after the last of `stages`.
 
-    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"):
+    `eligibility` is an expression over the attributes that devices report (docs/tasks.md, "Whom a task takes"):
     the percentages are of the devices for which it is true. `gate` "none": no gate between the stages.
 
     Example:
