@@ -81,6 +81,7 @@ def test_graphs_and_weights_of_a_version(world: World, visitor: Visitor, models:
     assert json.loads(answer.get_data()) == page
 
 
+@pytest.mark.slow
 def test_two_versions_side_by_side(world: World, visitor: Visitor, models: list[str]) -> None:
     html = visitor.page(f"{VERSION}/1/insight?with=2")
     address = f"/dashboard/insight/bundles/{models[0]}?with={models[1]}"
@@ -91,9 +92,14 @@ def test_two_versions_side_by_side(world: World, visitor: Visitor, models: list[
     assert distances["4.weight"]["distance"] == pytest.approx(0.5 * np.sqrt(5 * 64), rel=1e-5)
     assert distances["0.weight"]["distance"] == 0
     assert page["comparison"]["outputs"] == [], "nothing was run"
+
+
+def test_addresses_that_lead_nowhere(visitor: Visitor, models: list[str]) -> None:
     assert visitor.get(f"{VERSION}/1/insight?with=3").status_code == 404
     assert visitor.get(f"{VERSION}/1/insight?with=x").status_code == 404
     assert visitor.get(f"/dashboard/insight/bundles/{models[0]}?with=../x").status_code == 422
+    assert visitor.get(f"/dashboard/insight/bundles/{models[0]}?with={'0' * 64}").status_code == 404
+    assert visitor.get(f"/dashboard/tasks/{'0' * 32}/insight").status_code == 404
 
 
 def test_histograms_of_rounds_and_of_what_a_training_made(world: World, visitor: Visitor, tmp_path: Path) -> None:
@@ -156,7 +162,7 @@ def test_what_cannot_be_read_is_said(world: World, visitor: Visitor, models: lis
         file = session.get_one(BundleRow, models[0]).file_digest
     world.damage(f"sha256/{file[:2]}/{file}")
     (world.settings.bundle_folder / models[0] / "predict.onnx").unlink()
-    problem = fetch(visitor, f"/dashboard/insight/bundles/{models[0]}", 422)["problem"]
+    problem = fetch(visitor, f"/dashboard/insight/bundles/{models[0]}/weights", 422)["problem"]
     assert "not a bundle file" in problem
     assert str(world.settings.folder) not in problem
 
