@@ -40,7 +40,7 @@ def minutes() -> np.ndarray:
 
 @pytest.fixture
 def usage(federation: Federation) -> Federation:
-    """A federation whose bundle is the one of docs/operations.md, with a statistic of every kind."""
+    """A federation whose bundle is the one of docs/queries.md, with a statistic of every kind."""
     federation.bundle_file = federation.folder / "usage.bundle"
     convert(
         Minutes(),

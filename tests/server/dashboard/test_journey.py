@@ -113,4 +113,6 @@ def test_a_rollout_with_a_gate(world: World, visitor: Visitor) -> None:
     assert [(each["percent"], each["soak_seconds"]) for each in shown["stages"]] == [(50, 60), (100, 30)]
     words = visitor.words(rollout)
     assert "accuracy, higher is better" in words
-    assert "version 2" in visitor.words("/dashboard/rollouts")
+    for path in ("/dashboard/rollouts", "/dashboard/rollouts?model=digits"):
+        assert "version 2" in visitor.words(path)
+    assert "There is no such rollout" in visitor.words("/dashboard/rollouts?model=another")

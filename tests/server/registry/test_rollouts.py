@@ -114,19 +114,25 @@ def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet)
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: World, fleet: Fleet) -> None:
+@pytest.mark.parametrize(("come", "waited"), [(0, "none"), (2, "2")])
+def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(
+    world: World, fleet: Fleet, come: int, waited: str
+) -> None:
     rollout = fleet.begin()
-    fleet.enrol(rollout, 3)  # nobody comes
+    inside, _ = fleet.enrol(rollout, 3)
     world.clock.now += 60
     world.settle()
     assert fleet.show(rollout)["state"] == "evaluating"
     world.clock.now += 599
     world.settle()
     assert fleet.show(rollout)["state"] == "evaluating"
+    for device in inside[:come]:
+        device.check_in()
     world.clock.now += 1
     world.settle()
     shown = fleet.show(rollout)
     said = "the evaluation had no result in time: that of the candidate needs 3 devices at a time"
+    said += f", and {waited} waited at the end"
     assert (shown["state"], shown["reason"]) == ("rolled_back", said)
     stage = shown["stages"][0]
     assert (stage["passed"], stage["candidate"]["state"], stage["baseline"]) == (None, "cancelled", None)
@@ -352,7 +358,9 @@ def at_once(fleet: Fleet, requests: list[tuple[str, dict[str, Any]]]) -> list[in
 def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None:
     asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": "none"}
     assert at_once(fleet, [("/v1/rollouts", asked)] * 6) == [201] + [409] * 5
-    assert len(fleet.get("rollouts")["items"]) == 1
+    [made] = fleet.get("rollouts")["items"]
+    assert fleet.get(f"rollouts?model={MODEL}")["items"] == [made]
+    assert fleet.get("rollouts?model=another")["items"] == []
 
 
 def test_first_promotions_of_a_population_at_the_same_time(world: World) -> None:

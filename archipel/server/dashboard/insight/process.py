@@ -15,6 +15,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -41,6 +42,8 @@ TOO_MUCH = (
     "look at the file with `archipel insight FILE` on your machine"
 )
 LACKING = "this server lacks what reads graphs: whoever runs it can install it (pip install 'archipel[insight]')"
+FAILED = "the process that reads it has failed; the server's log says how"
+_NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|[Cc]annot allocate memory")
 _MOST_PROBLEM_BYTES = 4096
 _LAST_WORDS = 600
 _START = f"""{START_PYTHON}
@@ -61,15 +64,15 @@ def make_document(request: Mapping[str, Any], reads: Iterable[Path], folder: Pat
     """The open file of the document that the process makes, or why there is none, for people.
 
     Arguments:
-        request: archipel.insight.documents.Request, without its folder and limit.
-        reads: the files and folders that it may read.
-        folder: an empty folder for it, absolute.
+        request: archipel.insight.documents.Request, without its limit.
+        reads: the files and folders that it may read, absolute.
+        folder: a folder for it, absolute, in which are links to these files alone.
 
     Raises ServerError where no process can be started.
     """
     if any(importlib.util.find_spec(name) is None for name in NEEDS):
         return LACKING
-    asked = {**request, "folder": str(folder), "most_bytes": MOST_DOCUMENT_BYTES}
+    asked = {**request, "most_bytes": MOST_DOCUMENT_BYTES}
     limits = {
         "parent": os.getpid(), "cpu_seconds": CPU_SECONDS, "seconds": SECONDS, "memory": MEMORY_BYTES,
         "file_bytes": 2 * MOST_MODEL_BYTES,
@@ -91,8 +94,10 @@ def make_document(request: Mapping[str, Any], reads: Iterable[Path], folder: Pat
         if process.returncode:
             size = words.seek(0, os.SEEK_END)
             words.seek(max(0, size - _LAST_WORDS))
-            _log.warning("insight: the process ended with code %s: %r", process.returncode, words.read())
-            return TOO_MUCH
+            said = words.read()
+            _log.warning("insight: the process ended with code %s: %r", process.returncode, said)
+            # A limit ends it by a signal, or Python and C++ say that there is no memory.
+            return TOO_MUCH if process.returncode < 0 or _NO_MEMORY.search(said) else FAILED
     problem = _open_plain(folder / PROBLEM, _MOST_PROBLEM_BYTES)
     if problem is not None:
         with problem:
