@@ -33,8 +33,8 @@ _HOMES = {
 }  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "edge", "errors", "frontend",
-    "graph", "insight", "lite_runtime", "models", "operator", "preprocessing", "privacy", "protocol", "server",
-    "simulation", "strategies", "training",
+    "graph", "insight", "insight_page", "lite_runtime", "models", "operator", "preprocessing", "privacy", "protocol",
+    "server", "simulation", "strategies", "training",
 )  # fmt: skip
 
 

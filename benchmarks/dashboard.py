@@ -28,10 +28,9 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
-import psutil
 from measure import Report, Row, arguments
 from server import Bench
-from server_load import POPULATION, THREADS, Fleet, memory, upload
+from server_load import POPULATION, THREADS, Fleet, memory, processor, upload
 
 from archipel.bundle import write_weights
 from archipel.operator import OperatorClient, TaskRequest
@@ -66,10 +65,9 @@ def main() -> None:
 
 def processor_share(pids: Sequence[int], seconds: float) -> list[float]:
     """Percent of one core that each process takes with its descendants while nobody asks anything else."""
-    servers = [[psutil.Process(pid), *psutil.Process(pid).children(recursive=True)] for pid in pids]
 
     def spent() -> list[float]:
-        return [sum(sum(each.cpu_times()[:2]) for each in server) for server in servers]
+        return [processor(pid) for pid in pids]
 
     before, began = spent(), time.perf_counter()
     time.sleep(seconds)

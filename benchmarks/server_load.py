@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import http.client
 import os
@@ -22,13 +21,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 from sqlalchemy import insert
 
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.protocol.sealed import public_bytes
 from archipel.server.data_folder import init_data_folder
-from archipel.server.database.tables import Device, DeviceSession
+from archipel.server.database.tables import CheckInRow, Device, DeviceSession
 from archipel.server.http.auth import token_hash
 from archipel.server.services import Services
 from archipel.server.settings import Settings, load_settings
@@ -44,7 +44,15 @@ THREADS = 16
 class Fleet:
     """A data folder with devices whose sessions are open already: what is measured is not enrolment."""
 
-    def __init__(self, folder: Path, devices: int, *, session_end: float | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: int,
+        *,
+        session_end: float | None = None,
+        polled_every: float | None = None,
+        **settings: Any,
+    ) -> None:
         self.folder = folder
         self.publisher = b.generate_key()
         self.operator_token = init_data_folder(
@@ -70,12 +78,15 @@ class Fleet:
         with self.services.database.write() as session:
             session.execute(insert(Device), rows)
             session.execute(insert(DeviceSession), sessions)
+            if polled_every is not None:
+                session.execute(insert(CheckInRow), [_waiting(each, now, polled_every) for each in ids])
 
     @contextmanager
-    def serving(self) -> Iterator[tuple[str, int, int]]:
+    def serving(self, workers: int = 1) -> Iterator[tuple[str, int, int]]:
         """Host, port and process id of the supervisor."""
+        settings = msgspec.structs.replace(self.settings, workers=workers)
         environment = os.environ | {
-            name: value for name, value in self.settings.environment().items() if not name.endswith("_PORT")
+            name: value for name, value in settings.environment().items() if not name.endswith("_PORT")
         }
         command = [sys.executable, "-c", SERVE, str(self.folder)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -108,7 +119,13 @@ class Fleet:
             parameters=b.parameter_specs(tensors, ["w"]),
             limits=b.Limits(peak_bytes=1, flops_per_example=1, upload_bytes=4 * entries),
             privacy=b.PrivacyPolicy(
-                modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=2.0, max_bits=16, colluders=0.0
+                modes=("secure", "plain"),
+                protocols=("complete", "neighbours"),
+                min_cohort=2,
+                threshold=0.51,
+                max_clip=2.0,
+                max_bits=16,
+                colluders=0.0,
             ),
             key=self.publisher,
             strategy="fedavg",
@@ -117,17 +134,28 @@ class Fleet:
         return self.folder / f"{name}.bundle"
 
 
+def _waiting(device_id: str, now: float, every: float) -> dict[str, Any]:
+    """The row of a device that comes so often, and came at some time within that."""
+    seen = now - random.uniform(0, every)
+    return {
+        "device_id": device_id, "population": POPULATION, "last_seen": seen, "due": seen + every, "attributes": {},
+        "versions": None,
+    }  # fmt: skip
+
+
 @contextmanager
-def bare(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """The bare Flask application under the same gunicorn: host, port, process id."""
+def bare(
+    folder: Path, app: str = "bare_flask:app", workers: int = 1, threads: int = THREADS
+) -> Iterator[tuple[str, int, int]]:
+    """A bare application under the same gunicorn: host, port, process id."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "gunicorn", "--chdir", str(HERE / "peers"), "-k", "gthread", "-w", "1", "--threads",
-        str(THREADS), "--keep-alive", "75", "--worker-connections", "4000", "--log-level", "warning", "-b",
-        f"127.0.0.1:{port}", "bare_flask:app",
+        sys.executable, "-m", "gunicorn", "--chdir", str(HERE / "peers"), "-k", "gthread", "-w", str(workers),
+        "--threads", str(threads), "--keep-alive", "75", "--worker-connections", "4000", "--log-level", "warning", "-b",
+        f"127.0.0.1:{port}", app,
     ]  # fmt: skip
     process = subprocess.Popen(command, env=os.environ | {"BARE_FOLDER": str(folder)})
     try:
@@ -187,72 +215,16 @@ def check_in(host: str, port: int, tokens: Sequence[str]) -> list[bytes]:
     return answers
 
 
-async def poll(
-    host: str, port: int, path: str, tokens: Sequence[str], seconds: float, mean_wait: float, connections: int = 256
-) -> list[float]:
-    """Every device polls, after exponential waits with that mean; milliseconds from when each was due to its answer.
-
-    A late answer does not put off the polls of others: what a slow server makes wait is counted.
-    """
-    free: asyncio.Queue[Any] = asyncio.Queue()
-    for _ in range(connections):
-        free.put_nowait(None)
-    found: list[float] = []
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    rng = random.Random(1)
-
-    async def one(due: float, token: str) -> None:
-        line = await free.get()
-        if line is None:
-            line = await asyncio.open_connection(host, port)
-        reader, writer = line
-        writer.write(
-            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
-            "Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}".encode()
-        )
-        head = await reader.readuntil(b"\r\n\r\n")
-        if b" 200 " not in head.split(b"\r\n", 1)[0]:
-            raise RuntimeError(head.decode())
-        length = next(int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length"))
-        await reader.readexactly(length)
-        found.append((loop.time() - due) * 1e3)
-        free.put_nowait(line)
-
-    tasks = []
-    rate = len(tokens) / mean_wait
-    due = begin
-    while due < begin + seconds:
-        due += rng.expovariate(rate)
-        await asyncio.sleep(max(due - loop.time(), 0))
-        tasks.append(asyncio.create_task(one(due, rng.choice(tokens))))
-    await asyncio.gather(*tasks)
-    while not free.empty():
-        line = free.get_nowait()
-        if line is not None:
-            line[1].close()
-    return found
-
-
 def memory(pid: int) -> float:
     """MiB of a process and all its descendants; what they share is counted once (PSS)."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents.setdefault(int(path.read_text().rsplit(")", 1)[1].split()[1]), []).append(int(path.parent.name))
-        except OSError:
-            continue
-    total, todo = 0, [pid]
-    while todo:
-        each = todo.pop()
-        todo += parents.get(each, [])
-        try:
-            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return total / 1024
+    return float(sum(each.memory_full_info().pss for each in family(pid))) / 2**20
 
 
-def decode(answer: bytes) -> Any:
-    return msgspec.json.decode(answer)
+def processor(pid: int) -> float:
+    """Seconds of processor time that a process and all its descendants have taken so far."""
+    return float(sum(sum(each.cpu_times()[:2]) for each in family(pid)))
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]

@@ -52,7 +52,7 @@ class SiteRound:
 
 
 class Site(Protocol):
-    """What an edge server contributes in place of a training of its own: the sum of a round of its devices."""
+    """What an edge server contributes in place of an update of its own: the sum of a round of its devices."""
 
     def collect(self, given: SiteRound) -> tuple[Vector, int]:
         """The vector to mask (protocol.sites.site_vector), and how many devices' updates it is the sum of.

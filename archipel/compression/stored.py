@@ -16,7 +16,7 @@ from archipel.bundle.foreign import recognize
 from archipel.bundle.reader import BundleContents
 from archipel.errors import ModelImportError
 from archipel.graph import Model
-from archipel.graph.importing.bundled import read_bundled
+from archipel.graph.importing.bundled import leave_out_weights, load_graph, read_weights_of
 from archipel.graph.importing.loading import with_output_shapes
 from archipel.library_errors import one_line
 
@@ -37,11 +37,19 @@ def read_stored(path: str | os.PathLike[str]) -> Model:
         return _as_stored(onnx.load(path, format="protobuf"))
 
 
-def read_program(bundle: BundleContents, name: str) -> Model:
-    """As `read_stored` for a program of a bundle, with its signature. Raises ModelImportError that names the file."""
+def read_program(bundle: BundleContents, name: str, mapped: Mapping[str, np.ndarray] | None = None) -> Model:
+    """As `read_stored` for a program of a bundle, with its signature. Raises ModelImportError that names the file.
+
+    With `mapped`, arrays by name such as `bundle.tensors`, the graph's weights of these names are these arrays as they
+    are, which may be mapped files or other weights: it is for looking at a graph whose weights take more than memory.
+    """
     path = bundle.program_path(name)
     with _naming(path):
-        model = _as_stored(read_bundled(bundle.folder, path.name))
+        proto = load_graph(bundle.folder, path.name)
+        left_out = leave_out_weights(proto, mapped or {})
+        read_weights_of(proto, bundle.folder)
+        model = _as_stored(proto)
+        _put_in(model.ir.graph, left_out, mapped or {})
     model.signature = bundle.program(name)
     return model
 
@@ -58,6 +66,20 @@ def _as_stored(proto: onnx.ModelProto) -> Model:
     common.RemoveInitializersFromInputsPass()(model)
     _name_nodes(model.graph)
     return Model(model)
+
+
+def _put_in(graph: ir.Graph, left_out: list[str], arrays: Mapping[str, np.ndarray]) -> None:
+    inputs = {value.name: value for value in graph.inputs}
+    for name in left_out:
+        graph.inputs.remove(inputs[name])
+        inputs[name].const_value = ir.Tensor(arrays[name], name=name)
+        graph.register_initializer(inputs[name])
+    for name, value in graph.initializers.items():
+        array, stored = arrays.get(name), value.const_value
+        if array is None or stored is None:
+            continue
+        if (stored.dtype.numpy(), tuple(stored.shape.numpy())) == (array.dtype, array.shape):
+            value.const_value = ir.Tensor(array, name=name)
 
 
 @contextmanager

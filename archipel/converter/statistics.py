@@ -1,6 +1,6 @@
 """Statistics of values that devices compute, as the `analyze` program of a bundle: sums, means, histograms, quantiles.
 
-Each device uploads sums over its own examples, in fixed point, and nothing else; docs/operations.md says how a task
+Each device uploads sums over its own examples, in fixed point, and nothing else; docs/queries.md says how a task
 asks for them. Values are clipped to their bounds, and at most `max_examples` examples of a device count, so that no
 single device can decide the result.
 """

@@ -33,6 +33,8 @@ _POINTWISE = frozenset(
 )
 _NO_LARGER = frozenset({"Slice", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose"})
 _MAX_RANK = 64  # a longer vector holds no shape
+_LARGE = 1 << 20
+"""Tensors of more bytes hold no shape either, and would be copied several times."""
 
 
 class Sizes:
@@ -43,7 +45,7 @@ class Sizes:
 
     def __init__(self, model: ir.Model, free: int, endless: int | None = None) -> None:
         self._free, self._endless = free, endless
-        proto = ir.to_proto(model)
+        proto = ir.to_proto(_without_weights(model))
         fields = {field.name for field in proto.graph.input}
         # Only names of the inputs' dimensions get the number; those of inner values may stand for a product of several.
         names = {dim.dim_param for field in proto.graph.input for dim in field.type.tensor_type.shape.dim} - {""}
@@ -193,3 +195,23 @@ def _calculate(
     if op_type in ("Sub", "Div") and settings[0] is not None and b > 0:
         return [a - b if op_type == "Sub" else a // b]
     return None
+
+
+def _without_weights(model: ir.Model) -> ir.Model:
+    """The model, or where it has large weights a copy that has their types and shapes alone."""
+    large = [name for name, value in model.graph.initializers.items() if _bytes(value) > _LARGE]
+    if not large:
+        return model
+    copy = model.clone()
+    for name in large:
+        value = copy.graph.initializers[name]
+        tensor = value.const_value
+        assert tensor is not None
+        value.const_value = ir.ExternalTensor(
+            "", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
+        )
+    return copy
+
+
+def _bytes(value: ir.Value) -> int:
+    return 0 if value.const_value is None else value.const_value.nbytes

@@ -20,6 +20,7 @@ from archipel.library_errors import one_line
 
 EXAMPLES = 64
 _MOST_CHANGES = 5_000
+_BLOCK = 1 << 20
 
 
 def compare_subjects(
@@ -33,6 +34,9 @@ def compare_subjects(
         run: also run both on the same inputs. Whoever asks for it says that the graphs may run here.
 
     Raises InsightError for a model without a graph. What cannot be compared is told in the notes.
+
+    Example:
+        found = compare_subjects(read_onnx("model.onnx"), read_onnx("lenet.onnx"), examples={"input": x})
     """
     first, second = a.graphs[a.main], b.graphs[b.main]
     changes, same = compare_graphs(first.data, second.data)
@@ -108,7 +112,7 @@ def compare_weights(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) ->
         elif {first.dtype.kind, second.dtype.kind} - set("fiubV"):
             row.what = "no numbers"
         else:
-            _measure(row, first.astype(np.float64).reshape(-1), second.astype(np.float64).reshape(-1))
+            _measure(row, first.reshape(-1), second.reshape(-1))
             if first.dtype != second.dtype:
                 row.what = f"{first.dtype.name} and {second.dtype.name}"
         rows.append(row)
@@ -116,12 +120,20 @@ def compare_weights(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) ->
 
 
 def _measure(row: TensorDistance, a: np.ndarray, b: np.ndarray) -> None:
+    # Block by block: two tensors and their difference as float64 may be more than memory.
+    squares = np.zeros(4)
+    largest = 0.0
     with np.errstate(all="ignore"):
-        distance, norm, other = (float(np.linalg.norm(each)) for each in (a - b, a, b))
+        for begin in range(0, a.size, _BLOCK):
+            first, second = (each[begin : begin + _BLOCK].astype(np.float64) for each in (a, b))
+            apart = first - second
+            squares += apart @ apart, first @ first, second @ second, first @ second
+            largest = max(largest, float(np.abs(apart).max()))
+        distance, norm, other = np.sqrt(squares[:3]).tolist()
         row.distance = _finite(distance)
         row.relative = _finite(distance / norm) if norm else None
-        row.cosine = _finite(float(a @ b) / (norm * other)) if norm and other else None
-        row.largest = _finite(float(np.abs(a - b).max())) if a.size else 0.0
+        row.cosine = _finite(float(squares[3]) / (norm * other)) if norm and other else None
+        row.largest = _finite(largest) if row.distance is not None else None
     if row.distance is None:
         row.what = "numbers that are not finite"
 

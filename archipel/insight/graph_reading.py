@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from archipel.insight.attribute_text import attribute_rows
 from archipel.insight.broken import BROKEN
 from archipel.insight.limits import MAX_NODES, cut
 from archipel.insight.memory import plan_memory
-from archipel.insight.page_data import Dim, GraphData, NodeData, ValueData
+from archipel.insight.page_data import Dim, GraphData, NodeData, TensorStatistics, ValueData
 from archipel.insight.scopes import Scopes, scope_paths
 from archipel.insight.tensor_statistics import describe
 from archipel.library_errors import one_line
@@ -35,14 +35,20 @@ class GraphReader:
         model: as `archipel.compression.stored` reads it.
         batch: what every symbolic dimension counts as, for sizes in bytes.
         tensors: arrays by name that inputs of the graph are, of a program whose parameters are inputs.
+        describe: the statistics of an array.
 
     Raises ModelImportError for a graph with too many nodes.
     """
 
     def __init__(
-        self, name: str, model: Model, batch: int = 1, tensors: Mapping[str, np.ndarray] | None = None
+        self,
+        name: str,
+        model: Model,
+        batch: int = 1,
+        tensors: Mapping[str, np.ndarray] | None = None,
+        describe: Callable[[np.ndarray], TensorStatistics] = describe,
     ) -> None:
-        self.model = model
+        self.model, self._statistics = model, describe
         self._given = tensors or {}
         graph = model.ir.graph
         count = sum(1 for _ in graph.all_nodes())
@@ -165,7 +171,7 @@ class GraphReader:
             shape=_shape(value),
             bytes=self._bytes(value),
             role="" if port is None else role_of(port),
-            statistics=None if array is None else describe(array),
+            statistics=None if array is None else self._statistics(array),
         )
 
     def _describe_constant(self, node: ir.Node, value: ValueData) -> None:

@@ -18,28 +18,29 @@ from markupsafe import Markup
 from archipel.errors import InsightError
 from archipel.insight.limits import MAX_PAGE_BYTES
 from archipel.insight.page_data import Page
+from archipel.insight_page import scripts, styles
 
 _FOLDER = Path(__file__).parent
-_STATIC = _FOLDER / "static"
-_OWN = ("base", "tables", "charts", "rounds", "folding", "layout", "graph", "details", "views", "comparison", "main")
-"""Own scripts, in the order in which they build on each other."""
-_LIBRARIES = ("dagre.min.js", "uPlot.iife.min.js")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Raises InsightError for one larger than MAX_PAGE_BYTES."""
+    """The page as HTML. Raises InsightError for one larger than MAX_PAGE_BYTES.
+
+    Example:
+        opened = read_onnx("model.onnx")
+        Path("model.html").write_text(render(Page(title="model", version="1", subjects=[opened.subject])))
+    """
     data = escape(msgspec.json.encode(page).decode())
     if len(data) > MAX_PAGE_BYTES:
         raise InsightError(
             f"the page would have {len(data):,} bytes, more than {MAX_PAGE_BYTES:,}; show one program alone (--program)"
         )
-    scripts, styles = _assets()
     return _template().render(
         title=page.title,
         data=Markup(data),
-        scripts=[Markup(text) for text in scripts],
-        styles=[Markup(text) for text in styles],
+        scripts=[Markup(text) for text in scripts()],
+        styles=[Markup(text) for text in styles()],
         policy=policy(),
     )
 
@@ -47,9 +48,11 @@ def render(page: Page) -> str:
 @cache
 def policy() -> str:
     """The Content-Security-Policy of every page."""
-    scripts, styles = ([f"'sha256-{_digest(text)}'" for text in texts] for texts in _assets())
+    own_scripts, own_styles = (
+        " ".join(f"'sha256-{_digest(text)}'" for text in texts) for texts in (scripts(), styles())
+    )
     return "; ".join(
-        ("default-src 'none'", f"script-src {' '.join(scripts)}", f"style-src {' '.join(styles)}", "img-src data:",
+        ("default-src 'none'", f"script-src {own_scripts}", f"style-src {own_styles}", "img-src data:",
          "base-uri 'none'", "form-action 'none'")
     )  # fmt: skip
 
@@ -59,15 +62,6 @@ def escape(json: str) -> str:
     for character, code in _ESCAPES.items():
         json = json.replace(character, code)
     return json
-
-
-@cache
-def _assets() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The scripts and the styles, each as it stands between its tags."""
-    libraries = [_read(_STATIC / "vendor" / name) for name in _LIBRARIES]
-    own = "\n".join(_read(_STATIC / f"{name}.js") for name in _OWN)
-    styles = (_read(_STATIC / "vendor" / "uPlot.min.css"), _read(_STATIC / "insight.css"))
-    return (*libraries, f'(() => {{\n"use strict";\n{own}\n}})();\n'), styles
 
 
 @cache
@@ -81,7 +75,3 @@ def _template() -> jinja2.Template:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from archipel.insight.counting import check_file
 from archipel.insight.graph_reading import GraphReader
 from archipel.insight.limits import MAX_FILE_BYTES, MAX_PAGE_NODES, MAX_TENSORS, cut
 from archipel.insight.page_data import GraphData, Subject, TensorData
-from archipel.insight.tensor_statistics import describe
+from archipel.insight.tensor_statistics import Describer
 from archipel.library_errors import one_line
 
 _ORDER = ("predict", "train", "features", "evaluate", "begin", "finish", "refresh", "analyze")
@@ -59,7 +59,12 @@ class OpenSubject:
 
 
 def read_bundle(
-    bundle: BundleContents, name: str, batch: int = 1, programs: Sequence[str] = (), size: int | None = None
+    bundle: BundleContents,
+    name: str,
+    batch: int = 1,
+    programs: Sequence[str] = (),
+    size: int | None = None,
+    weights: Mapping[str, np.ndarray] | None = None,
 ) -> OpenSubject:
     """A bundle with the graphs of its programs.
 
@@ -69,9 +74,14 @@ def read_bundle(
         batch: what symbolic dimensions count as.
         programs: names of the programs to show; none: all.
         size: bytes of the file.
+        weights: arrays that take the place of the bundle's of the same names, such as those of a later version.
 
     Raises BundleError for a program that it does not have, and what reading its weights raises. A graph that cannot be
     read is told on the page.
+
+    Example:
+        opened = read_bundle(open_bundle("digits.bundle", keys), "digits")
+        print([graph.data.name for graph in opened.graphs])
     """
     manifest = bundle.manifest
     verified = isinstance(bundle, Bundle)
@@ -88,14 +98,23 @@ def read_bundle(
     )
     if size is not None:
         subject.facts.append(("size", f"{size:,} bytes"))
+    limits = manifest.limits
+    for what, number, unit in (
+        ("memory at most, as the bundle states it", limits.peak_bytes, "bytes"),
+        ("work for one example, as the bundle states it", limits.flops_per_example, "FLOPs"),
+        ("upload of a round at most, as the bundle states it", limits.upload_bytes, "bytes"),
+    ):
+        if number:
+            subject.facts.append((what, f"{number:,} {unit}"))
     for wanted in programs:
         bundle.program(wanted)  # raises where there is none
     names = list(programs) or sorted(manifest.programs, key=lambda each: (_kind_place(bundle, each), each))
-    graphs, nodes = [], 0
+    tensors = {**bundle.tensors, **_fitting(weights or {}, bundle, subject.notes)}
+    graphs, nodes, describe = list[OpenGraph](), 0, Describer()
     for each in names:
         try:
             check_file(bundle.program_path(each))
-            reader = GraphReader(each, read_program(bundle, each), batch, bundle.tensors)
+            reader = GraphReader(each, read_program(bundle, each, tensors), batch, tensors, describe)
         except (ModelImportError, OSError) as error:
             subject.notes.append(f"program {cut(each)}: {one_line(error)}")
             continue
@@ -105,7 +124,7 @@ def read_bundle(
                 f"program {cut(each)} and later ones: too many nodes for one page; name one (--program)"
             )
             break
-        graphs.append(OpenGraph(reader.model, bundle.program_path(each), bundle.tensors, reader.data, reader.places))
+        graphs.append(OpenGraph(reader.model, bundle.program_path(each), tensors, reader.data, reader.places))
     subject.graphs = [graph.data for graph in graphs]
     trained = {
         port.tensor
@@ -114,14 +133,18 @@ def read_bundle(
         for port in program.outputs
         if isinstance(port, Parameter)
     }
-    subject.tensors = tensor_rows(bundle.tensors, trained, subject.notes)
-    return OpenSubject(subject, graphs, bundle.tensors)
+    subject.tensors = tensor_rows(tensors, trained, subject.notes, describe)
+    return OpenSubject(subject, graphs, tensors)
 
 
 def read_onnx(path: str | os.PathLike[str], batch: int = 1) -> OpenSubject:
     """An ONNX file, of any opset and domain, with external data beside it.
 
     Raises ModelImportError for what is no model, for one beyond the limits, and for external data elsewhere; OSError.
+
+    Example:
+        opened = read_onnx("model.onnx", batch=8)
+        print(opened.subject.facts)
     """
     path = Path(path)
     check_file(path)
@@ -139,13 +162,27 @@ def read_onnx(path: str | os.PathLike[str], batch: int = 1) -> OpenSubject:
         ],
     )
     arrays = _stored_arrays(model)
-    subject.tensors = tensor_rows(arrays, set(), subject.notes)
+    subject.tensors = tensor_rows(arrays, set(), subject.notes, Describer())
     graph = OpenGraph(model, path, {}, reader.data, reader.places)
     subject.graphs = [reader.data]
     return OpenSubject(subject, [graph], arrays)
 
 
-def tensor_rows(arrays: Mapping[str, np.ndarray], trained: set[str], told: list[str]) -> list[TensorData]:
+def _fitting(weights: Mapping[str, np.ndarray], bundle: BundleContents, told: list[str]) -> dict[str, np.ndarray]:
+    """The weights that the bundle has, in the same type and shape; `told` gets a sentence about others."""
+    found = {}
+    for name, array in weights.items():
+        own = bundle.tensors.get(name)
+        if own is not None and (own.dtype, own.shape) == (array.dtype, array.shape):
+            found[name] = array
+    if len(found) < len(weights):
+        told.append(f"{len(weights) - len(found)} tensors of the weights are not those of the bundle, and left out")
+    return found
+
+
+def tensor_rows(
+    arrays: Mapping[str, np.ndarray], trained: set[str], told: list[str], describe: Describer
+) -> list[TensorData]:
     """Statistics of tensors by name, MAX_TENSORS at most; `told` gets a sentence where there are more."""
     rows = [
         TensorData(

@@ -68,6 +68,19 @@ def describe(array: NDArray[Any], bins: int = 0) -> TensorStatistics:
     return found
 
 
+class Describer:
+    """`describe`, once for each array: several graphs of a bundle read the same weights."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[NDArray[Any], TensorStatistics]] = {}
+
+    def __call__(self, array: NDArray[Any]) -> TensorStatistics:
+        """The statistics of an array, which is kept, so that its identity stays its own."""
+        if id(array) not in self._known:
+            self._known[id(array)] = (array, describe(array))
+        return self._known[id(array)][1]
+
+
 def _blocks(flat: NDArray[Any]) -> Iterator[NDArray[np.float64]]:
     for begin in range(0, flat.size, _BLOCK):
         yield flat[begin : begin + _BLOCK].astype(np.float64)

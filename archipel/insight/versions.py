@@ -17,18 +17,21 @@ from archipel.graph import Model
 from archipel.insight.feeding import make_feed
 from archipel.insight.limits import MAX_HISTOGRAMS, MAX_VERSIONS, cut
 from archipel.insight.page_data import Histogram, HistogramSeries
+from archipel.insight.stored_weights import parameters_of
 from archipel.insight.subjects import OpenGraph
 from archipel.insight.tensor_statistics import describe
 
-_PARAMETER = "parameter/"
-"""Before names in files that hold more than parameters: of simulations, and of what devices learned."""
 _MOST_ROWS = 256
 
 
-def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, dict[str, np.ndarray]]]:
+def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, Mapping[str, np.ndarray]]]:
     """(label, parameters by name) of each safetensors file, MAX_VERSIONS at most.
 
     A file that cannot be read is told in the notes.
+
+    Example:
+        notes = []
+        versions = read_versions([Path("task.safetensors")], notes)
     """
     found = []
     for path in files[:MAX_VERSIONS]:
@@ -37,15 +40,19 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, di
         except ArchipelError as error:
             notes.append(str(error))
             continue
-        named = {name.removeprefix(_PARAMETER): array for name, array in arrays.items() if name.startswith(_PARAMETER)}
-        found.append((cut(path.stem), named or arrays))
+        found.append((cut(path.stem), parameters_of(arrays)))
     if len(files) > MAX_VERSIONS:
         notes.append(f"{len(files):,} files of weights; the first {MAX_VERSIONS:,} are shown")
     return found
 
 
 def weight_histograms(versions: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> list[HistogramSeries]:
-    """A series for each tensor of floating-point numbers that the versions have."""
+    """A series for each tensor of floating-point numbers that the versions have.
+
+    Example:
+        weights = read_weights(Path("task.safetensors").read_bytes())
+        series = weight_histograms([("round 1", weights), ("round 2", weights)])
+    """
     series = _series("weights", [(label, _floats(arrays)) for label, arrays in versions])
     # What has one version alone does not change over the rounds; the view of weights has it.
     return [each for each in series if len(each.steps) > 1] or series
@@ -64,6 +71,10 @@ def activation_histograms(
         examples: an array for each input, [examples, ...].
 
     Raises InsightError for examples that lack an input, CompressionError for a graph that does not run.
+
+    Example:
+        opened = read_onnx("model.onnx")
+        series = activation_histograms(opened.graphs[0], [("now", opened.weights)], {"input": x})
     """
     missing = [info.name for info in graph.model.inputs if info.name not in examples and not graph.tensors]
     if missing:

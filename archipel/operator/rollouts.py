@@ -33,13 +33,14 @@ class Rollouts(Resource):
         """
         return self._connection.post("/v1/rollouts", RolloutInfo, request, key=key)
 
-    def list(self, *, starts: str | None = None) -> Iterator[RolloutInfo]:
-        """Go through the rollouts in the token's populations.
+    def list(self, *, starts: str | None = None, model: str | None = None) -> Iterator[RolloutInfo]:
+        """Go through the rollouts in the token's populations, all of them or those of a model.
 
         Route: GET /v1/rollouts
 
         Args:
             starts: only those whose id begins with these hexadecimal digits; None: all.
+            model: only those of this model; None: of all.
 
         Returns:
             The rollouts, newest first, fetched as they are reached.
@@ -47,7 +48,7 @@ class Rollouts(Resource):
         Raises:
             RefusedError: no status that other calls do not have; at the first item.
         """
-        return self._connection.pages("/v1/rollouts", RolloutPage, starts=starts)
+        return self._connection.pages("/v1/rollouts", RolloutPage, starts=starts, model=model)
 
     def get(self, rollout_id: str) -> RolloutInfo:
         """Look at one rollout, with the results of each stage.

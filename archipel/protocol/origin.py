@@ -16,7 +16,7 @@ from archipel.protocol.sealed import Sealed, unseal
 
 SAME = (
     "task_id", "number", "bundle", "weights", "broadcast", "hyperparameters", "kind", "program", "narrow",
-    "server_noise",
+    "server_noise", "metrics", "distributions", "max_examples", "min_contributors", "count_adoption",
 )  # fmt: skip
 """The fields in which a plan says the same as the root's: all that say what devices do, and not with whom."""
 

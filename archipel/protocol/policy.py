@@ -143,13 +143,20 @@ def _check_tree(plan: RoundPlan, policy: PrivacyPolicy) -> None:
     sites = policy.aggregators
     if sites is None:
         _refuse("it allows no rounds among edge servers (aggregators)")
-    if plan.kind != "training" or plan.privacy != "secure" or plan.buffered or plan.staleness_exponent is not None:
-        _refuse("rounds below or among edge servers are of secure trainings that are not asynchronous")
+    if plan.kind == "analytics" or plan.privacy != "secure" or plan.buffered or plan.staleness_exponent is not None:
+        _refuse(
+            "rounds below or among edge servers are of secure evaluations, or secure trainings that are not "
+            "asynchronous"
+        )
+    if plan.count_adoption:
+        _refuse("adoption is counted at each edge server, whose devices were offered versions by it")
     if plan.levels and not sites.min_site_cohort <= plan.site <= sites.max_site_cohort:
         _refuse(
             f"sites of up to {plan.site} devices, the policy has them from {sites.min_site_cohort} to "
             f"{sites.max_site_cohort} (aggregators.min_site_cohort, max_site_cohort)"
         )
+    if plan.levels and plan.site < plan.min_contributors:
+        _refuse(f"sites of up to {plan.site} devices, and min_contributors {plan.min_contributors} holds for each site")
     if plan.origin is None:
         return
     # Each site below has as many as this at least.
@@ -168,7 +175,9 @@ def _check_tree(plan: RoundPlan, policy: PrivacyPolicy) -> None:
 def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
     """Checks that enough devices hide each other in a sum: the colluders hide nobody, so they do not count."""
     less = f", less {plan.colluders} that may collude," if plan.colluders else ""
-    floors = {"the policy's": policy.min_cohort, "the plan's min_contributors": plan.min_contributors}
+    # Contributors are devices, where the members may be edge servers: each of these counts those of its own.
+    contributors = 0 if plan.levels else plan.min_contributors
+    floors = {"the policy's": policy.min_cohort, "the plan's min_contributors": contributors}
     for whose, floor in floors.items():
         if plan.min_cohort - plan.colluders < floor:
             _refuse(

@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     smallest_answer: Annotated[int, Meta(ge=1, le=1000)] = 10
     """Numbers of devices that depend on attributes are shown as multiples of this only (devices.smallest_answer)."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
+    """After this many failed rounds in a row a task fails; docs/tasks.md says which ones count."""
     leave_seconds: Long = 30.0
     """How long a device that left a round is not taken again (devices.rests): with each further time twice as long,
     unless no round can begin without it."""
@@ -161,7 +161,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Where Prometheus reads the server's metrics, at /metrics; 0: nowhere, and nothing is measured."""
     metrics_host: str = "127.0.0.1"
-    """The address of that port. One that other machines reach needs a `metrics_token_sha256`."""
+    """The address of that port. One that other machines reach needs a `metrics_token_sha256`, and speaks TLS where the
+    server has a certificate."""
     metrics_token_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the bearer token with which metrics are read; empty: who can reach the port needs none."""
     keep_versions: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -213,6 +214,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     @property
+    def metrics_over_tls(self) -> bool:
+        """Whether the metrics' port speaks TLS: on loopback nobody is on the way."""
+        return bool(self.tls_certificate) and not is_loopback(self.metrics_host)
+
+    @property
     def downloads(self) -> int:
         """How many files may be sent to strangers at once by each web process: of its pages, and the API's description.
 
@@ -254,6 +260,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def blob_cache(self) -> Path:
         """The cache of an object store's files. It may be deleted while the server is stopped."""
         return self.path("blob-cache")
+
+    @property
+    def insight_folder(self) -> Path:
+        """What the dashboard shows of the inside of models. It may be deleted."""
+        return self.path("insight")
 
     @property
     def bundle_folder(self) -> Path:
@@ -350,6 +361,9 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
 
     Raises:
         ServerError: The file is missing, or a setting is unknown or wrong; the message names it.
+
+    Example:
+        settings = load_settings("server", port=8471)
     """
     folder = Path(folder).absolute()
     try:

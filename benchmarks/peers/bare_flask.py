@@ -1,4 +1,4 @@
-"""A Flask application that does nothing but stream a body to disk, or answer: the measure of a server like ours."""
+"""A Flask application that does nothing but stream a body to disk: the measure of a server like ours."""
 
 from __future__ import annotations
 
@@ -23,9 +23,3 @@ def update() -> Response:
         os.fsync(file.fileno())
     path.unlink()  # so that the disk does not fill up; ours keeps it
     return Response('{"stored":true}', mimetype="application/json")
-
-
-@app.post("/check-in")
-def check_in() -> Response:
-    request.get_data()
-    return Response('{"retry_after":1}', mimetype="application/json")

@@ -29,6 +29,7 @@ ROOMS = {
     "archipel.preprocessing": "Transforms of raw inputs as graphs.",
     "archipel.models": "Reference networks.",
     "archipel.insight": "Pages that show models and runs.",
+    "archipel.insight_page": "The scripts and styles of these pages.",
     "archipel.server": "The federation server.",
     "archipel.edge": "The uplink of an edge server.",
 }

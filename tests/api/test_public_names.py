@@ -38,6 +38,7 @@ PUBLIC = {
     "archipel.edge": "run_uplink",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
+    "archipel.insight_page": "script scripts styles",
     "archipel.insight": "OpenSubject Page PageServer Run Subject activation_histograms compare_subjects is_run "
     "measure_times policy read_bundle read_onnx read_run read_versions render weight_histograms",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "

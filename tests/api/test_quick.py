@@ -103,6 +103,7 @@ def test_a_module_is_formatted_and_its_importers_are_tested(root: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 def test_what_there_is_no_time_for_is_said(root: Path) -> None:
     (root / ".cache").mkdir()
     (root / ".cache/test-seconds.json").write_text('{"tests/house/test_house.py": 58.0}')

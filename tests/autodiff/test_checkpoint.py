@@ -240,6 +240,7 @@ g (float[n, 4] x, bool c) => (float loss) <float[4, 4] w, int64 k = {3}, bool t 
 
 
 @pytest.mark.parametrize("at", [["e"], ["b", "d"]])
+@pytest.mark.sampled(every=2)
 def test_loops_and_branches_that_capture_values(at: list[str]) -> None:
     proto = onnx.parser.parse_model(LOOPS)
     w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -331,6 +332,7 @@ def root(x):
 
 
 @pytest.mark.parametrize(("function", "at"), [(moving_average, "auto"), (moving_average, ["Loop"]), (root, "auto")])
+@pytest.mark.sampled(every=2)
 def test_loops_of_python_functions(function: Callable[..., Any], at: Any) -> None:
     """Their bodies hold constants, and their gradients are so small that no budget below the whole is reached."""
     x = np.random.default_rng(0).uniform(0.5, 1, 5)

@@ -55,7 +55,7 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize(("depth", "examples"), [(2, 12), pytest.param(3, 60, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_generated_programs(depth: int, examples: int) -> None:
     """First and second derivatives and jvp, against PyTorch; float32 against float64; the transpose of each other."""
 

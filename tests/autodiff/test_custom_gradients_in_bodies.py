@@ -109,7 +109,7 @@ CASES: dict[str, tuple[Callable[[Model], Model], autodiff.Overrides | None, Mark
 }
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("case", CASES)
 def test_derivatives_equal_pytorch(case: str, nest: str, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ NETWORKS = {
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch.func.jvp uses it
 @pytest.mark.parametrize("dtype", ["double", "float"])
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_networks_equal_pytorch(name: str, dtype: str) -> None:
     network, rng = NETWORKS[name], np.random.default_rng(5)
     kind = np.float64 if dtype == "double" else np.float32

@@ -80,7 +80,7 @@ def check_case(case: Case) -> None:
             assert float(np.max(np.abs(moved - expected), initial=0.0)) < 1e-5 * scale
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("examples", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_second_derivatives(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:

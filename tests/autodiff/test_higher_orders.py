@@ -63,6 +63,7 @@ def raise_order(m: Model, steps: str) -> tuple[Model, str]:
 
 
 @pytest.mark.parametrize("op_type", THIRD)
+@pytest.mark.sampled(every=3)
 def test_elementwise_functions(op_type: str) -> None:
     """Elementwise, so every composition gives the third derivative times the product of all tangents and cotangents."""
     body = f"y = {op_type} (x)  s = ReduceSum <keepdims = 0> (y)"

@@ -44,7 +44,7 @@ def test_every_rule_has_cases(gradient_cases: dict) -> None:
     assert set(gradient_cases) == set(OWN)
 
 
-@pytest.mark.sampled(every=12)
+@pytest.mark.sampled(every=24)
 @pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_rule(key: tuple[str, str], times: int, gradient_cases: dict) -> None:

@@ -67,7 +67,7 @@ def test_delta_counts_as_the_theorem_says(bounds: ModuleType) -> None:
     assert found < bounds.epsilon_of_guesses(right, guesses, canaries, 0.0)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_bound_holds_for_randomised_response(bounds: ModuleType) -> None:
     """A mechanism that tells each bit truly with probability e^2 / (e^2 + 1) has an epsilon of 2, and no less."""
     rng, truthful = np.random.default_rng(1), math.exp(2) / (1 + math.exp(2))
@@ -77,6 +77,7 @@ def test_the_bound_holds_for_randomised_response(bounds: ModuleType) -> None:
     assert np.median(found) > 1.7
 
 
+@pytest.mark.sampled(every=2)
 def test_the_estimate_is_that_of_the_accountant(bounds: ModuleType) -> None:
     """Of Gaussian noise, whose exact epsilon dp-accounting has by privacy loss distributions."""
     pytest.importorskip("dp_accounting")

@@ -69,7 +69,7 @@ def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
     assert demo.page.evaluate("crossOriginIsolated")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_asks_a_busy_server_again(demo: Demo) -> None:
     refused: dict[str, float] = {}
     early: list[str] = []
@@ -134,7 +134,7 @@ def test_it_learns_it_remembers_and_it_can_be_reset(demo: Demo) -> None:
     assert demo.complaints == []
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_pauses_goes_on_and_survives_a_closed_page(demo: Demo) -> None:
     demo.open()
     demo.page.locator("#automatic").uncheck()
@@ -252,7 +252,7 @@ def painted(page: Page, canvas: str) -> bool:
     return int(page.locator(canvas).evaluate(script)) > 3
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
     """Fifty steps of the same bundle, data and seed; so small that processors' different rounding does not grow."""
     model = PAGE_FOLDER / "model"

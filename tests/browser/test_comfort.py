@@ -19,7 +19,7 @@ from tests.support.fixtures.demo_page import (
 )
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_focus_stays_and_the_keys_can_be_switched_off(demo: Demo) -> None:
     demo.open()
     demo.draw(ONE_LIKE_SEVEN)

@@ -129,7 +129,7 @@ def test_version() -> None:
     assert run("version")[0].strip() == run("--version")[0].strip() == archipel.__version__ == installed
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_doctor_names_what_is_there_and_tries_what_protects(tmp_path: Path) -> None:
     (tmp_path / "device.key").touch(0o600)
     (tmp_path / "data.key").touch()

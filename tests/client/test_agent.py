@@ -34,7 +34,7 @@ def check_sum(federation: Federation, task: TaskInfo, survivors: list[tuple[Agen
 
 
 @pytest.mark.parametrize("why", ["it cannot compute", "its owner refuses"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Federation, why: str) -> None:
     def spoilt() -> dict[str, np.ndarray]:
         return {name: np.full_like(array, np.nan) for name, array in local_data(3).items()}
@@ -111,7 +111,7 @@ class Leaver:
 
 
 @pytest.mark.parametrize("phase", ["complaining", "masking"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Federation, phase: str) -> None:
     agents = [federation.agent(number) for number in range(3)]
     leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (3, 4)]
@@ -199,6 +199,7 @@ def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys
     assert len(pausing.rounds) == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_stopping_leaves_the_round(federation: Federation) -> None:
     agent = federation.agent(0)
     federation.agent(1).run_once()
@@ -212,6 +213,7 @@ def test_stopping_leaves_the_round(federation: Federation) -> None:
     assert agent.run_once().kind == "waiting"
 
 
+@pytest.mark.sampled(every=2)
 def test_an_error_of_the_owners_code_is_passed_on(federation: Federation) -> None:
     def broken() -> dict[str, np.ndarray]:
         raise KeyError("no examples today")

@@ -83,7 +83,7 @@ def run(model: Model, x: np.ndarray) -> np.ndarray:
     return session.run(None, {model.inputs[0].name: x})[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_stopped_anywhere_it_goes_on_to_the_same_model(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     model = network()
     told: list[object] = []

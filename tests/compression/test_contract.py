@@ -187,7 +187,7 @@ def test_a_part_runs_with_what_it_says_it_needs_and_not_without(kind: str) -> No
         current = part.apply(current, Work(model, loss=loss, **dict.fromkeys(part.needs, examples)))
 
 
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize(("kind", "name"), cases())
 def test_what_every_part_keeps(kind: str, name: str) -> None:
     model, (x, y) = network(name)

@@ -200,6 +200,7 @@ def test_steps_are_those_of_pytorch(student: Model, teacher_file: str, examples:
     assert around.facts["teacher"]["accuracy"] is not None
 
 
+@pytest.mark.sampled(every=2)
 def test_features_are_matched_by_resolution(student: Model, teacher: Model) -> None:
     """Names of the exporter: the ReLU before the pool, and the one before the mean."""
     found = hints(student, teacher, (), alike=True)

@@ -73,6 +73,7 @@ def test_it_trains_as_onnx_runtime_does(network: Model, recipe: list[Part]) -> N
     assert after == pytest.approx(before, abs=1e-4)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_run_goes_on_with_its_own_engine_only(network: Model, tmp_path: Path) -> None:
     calls = 0
 

@@ -195,6 +195,7 @@ def test_a_weight_that_is_a_product_is_found_out() -> None:
     np.testing.assert_allclose(run(small, x), run(model, x), atol=1e-4)
 
 
+@pytest.mark.sampled(every=2)
 def test_energy_one_changes_nothing(lenet: Model) -> None:
     model = lenet
     x = noise(8, 1, 28, 28)

@@ -135,6 +135,7 @@ def test_the_same_tensors_change_nothing(model: Model, int8: Deployment) -> None
         np.testing.assert_array_equal(value, there[name], err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_moved_tensors_give_what_pytorch_folds(model: Model, int8: Deployment) -> None:
     moved = shaken(Folding(), 7)
     found = refreshed(program(int8, model), floats(moved))

@@ -159,7 +159,7 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
         pytest.param([DynamicInt8()], marks=SLOW),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object], tmp_path: Path) -> None:
     x, _ = data("convolutional")
     device = trained("convolutional", tmp_path, parts=parts)
@@ -202,6 +202,7 @@ def test_what_a_strategy_keeps_on_the_device_is_in_its_model(strategy: str, tmp_
     assert not [name for name in Model.from_onnx(tmp_path / "m.onnx").parameters if "lora" in name]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_bundle_that_only_predicts(tmp_path: Path) -> None:
     x, _ = data("perceptron")
     network, example = made("perceptron"), torch.from_numpy(x[:2])

@@ -58,6 +58,7 @@ def model(network: nn.Module) -> Model:
     return Model.from_torch(network, torch.zeros(2, 1, 28, 28))
 
 
+@pytest.mark.sampled(every=2)
 def test_the_vectors_are_what_pytorch_answers(
     network: nn.Module, model: Model, tensors: Callable[[bytes], dict[str, np.ndarray]]
 ) -> None:
@@ -84,6 +85,7 @@ def test_the_same_model_gives_the_same_bytes(model: Model) -> None:
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+@pytest.mark.sampled(every=3)
 def test_a_model_with_a_damaged_weight_does_not_pass(
     model: Model, int8: bool, tensors: Callable[[bytes], dict[str, np.ndarray]]
 ) -> None:
@@ -117,6 +119,7 @@ def onnx_tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
     return ir.tensor(array, name=name)
 
 
+@pytest.mark.sampled(every=2)
 def test_steps_of_int8(model: Model, tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     calibration = {"input": np.random.default_rng(0).standard_normal((32, 1, 28, 28), np.float32)}
     int8 = compress(model, [StaticInt8()], calibration=calibration)[0].deployed()

@@ -114,6 +114,7 @@ def test_what_a_file_unpacks_to_is_not_kept_in_memory(tmp_path: Path) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
+@pytest.mark.sampled(every=2)
 def test_mutations_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     content = bytearray(idx(LABELS))
     compressed = data.draw(st.booleans())

@@ -76,7 +76,7 @@ def test_every_setting_of_the_server_is_documented() -> None:
 
     from archipel.server import Settings
 
-    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
     rows = {
         name.strip("[]"): default
         for names, default in re.findall(r"^\| (`.+?`) \| (.+?) \|", page, re.M)
@@ -93,6 +93,6 @@ def test_every_setting_of_the_server_is_documented() -> None:
 def test_every_phase_deadline_is_documented() -> None:
     from archipel.server.rounds.machine import RULES
 
-    page = " ".join((Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text().split())
+    page = " ".join((Path(__file__).resolve().parents[2] / "docs" / "tasks.md").read_text().split())
     for phase, rule in RULES.items():
         assert re.search(rf"{phase}[^,;]*? {rule.seconds:g}\b", page), phase

@@ -39,16 +39,17 @@ RUN = {
     "docs/cloud.md",
     "docs/compression.md",
     "docs/data.md",
+    "docs/device-command.md",
     "docs/device.md",
     "docs/importing.md",
     "docs/insight.md",
     "docs/models.md",
-    "docs/operations.md",
     "docs/operator-api.md",
     "docs/parallel.md",
     "docs/preprocessing.md",
     "docs/privacy.md",
     "docs/python_functions.md",
+    "docs/queries.md",
     "docs/quickstart.md",
     "docs/robust.md",
     "docs/simulation.md",
@@ -62,9 +63,9 @@ RUN = {
 PREPROCESSING = "docs/preprocessing.md"
 EDGES = "docs/edge.md"
 """The page whose TOML is of a policy."""
-TASKS = "docs/operations.md"
+TASKS = ("docs/tasks.md", "docs/queries.md", "docs/rollouts.md")
+"""The pages whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 LOGINS = "docs/dashboard.md"
-"""The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
 FEDERATIONS = "docs/simulation.md"
@@ -95,11 +96,11 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
         for page in pages()
         for language, _, text in blocks(page)
         if language == "toml"
-        and page not in ("docs/agent.md", *TUTORIALS, *MIGRATIONS)  # settings of a device: test_agent_page.py
+        and page not in ("docs/device-command.md", *TUTORIALS, *MIGRATIONS)  # settings of a device: test_agent_page.py
     ]
     assert len(found) > 3
     for page, text in found:
-        if page == TASKS:
+        if page in TASKS:
             values = tomllib.loads(text)
             if "statistic" in values:
                 (tmp_path / "analysis.toml").write_text(text)
@@ -129,6 +130,9 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
             assert describe(strategy.name, strategy.device, options).parts
         elif page == EDGES:
             values = tomllib.loads(text)
+            if "levels" in values:
+                assert msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest).levels
+                continue
             assert msgspec.convert({"modes": ["secure"], "threshold": 0.6, "max_clip": 1.0, "max_bits": 20, **values},
                                    PrivacyPolicy).aggregators  # fmt: skip
         elif page == PREPROCESSING:
@@ -188,6 +192,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
             pytest.param(page, marks=pytest.mark.slow)
             for page in (
                 "docs/python_functions.md",
+                "docs/queries.md",
                 "docs/importing.md",
                 "docs/insight.md",
                 CARDS,

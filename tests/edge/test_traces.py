@@ -17,7 +17,7 @@ from tests.support.edge_world import ComputedSite, open_edge_world
 from tests.support.otlp import receiving
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 def test_spans_of_the_uplink_go_where_the_server_s_go(tmp_path: Path) -> None:
     with receiving() as spans, open_edge_world(tmp_path) as world:
         given = world.edge._services

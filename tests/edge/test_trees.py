@@ -12,6 +12,7 @@ from archipel.client import Agent, AgentConfig
 from archipel.edge.site import EdgeSite
 from archipel.edge.uplink import agent_config
 from archipel.protocol.identity import root_of
+from tests.edge.test_evaluations import ASK, BOUND, STEP, ended, mean
 from tests.edge.test_rounds import uplink
 from tests.support.edge_world import AT_EDGE, SITES, ComputedSite, open_edge_world
 from tests.support.linear_bundle import local_data
@@ -20,9 +21,9 @@ from tests.support.tree import QUICK
 DEEP = msgspec.structs.replace(SITES, levels=2, max_site_cohort=8)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_over_two_levels_of_edge_servers(tmp_path: Path) -> None:
-    with open_edge_world(tmp_path, aggregators=DEEP) as world:
+    with open_edge_world(tmp_path, aggregators=DEEP, min_contributors=2) as world:
         # root: the edge and a site; the edge: a ward and a site; the ward: two devices.
         ward = world.add_edge("ward")
         above = world.token("root", "hospitals", "aggregator")
@@ -58,6 +59,17 @@ def test_a_round_over_two_levels_of_edge_servers(tmp_path: Path) -> None:
         assert {device.rounds[-1].origin for device in devices} == {root_round.round_id}
         [row] = world.rows()
         assert (row.devices, row.state) == (5, "counted")
+        with world.running():
+            asked = {**ASK, "metrics": {"mse": 4 * BOUND}, "min_cohort": 2, "cohort": 2, "deadlines": deadlines}
+            evaluation = ended(world, world.task(**asked, levels=2, name="evaluation"))
+            world.until(lambda: world.edge_operator.tasks.get(evaluation.task_id).rounds_committed)
+        [found] = [each.result for each in world.rounds(evaluation) if each.phase == "committed"]
+        assert found is not None
+        assert (found.devices, found.contributors) == (8, 8)
+        assert found.metrics["mse"] == pytest.approx(mean(list(range(1, 9))), abs=8 * 3 * 4 * BOUND * STEP)
+        [middle] = list(world.edge_operator.tasks.rounds(evaluation.task_id))
+        assert middle.result is not None
+        assert (middle.result.devices, middle.result.contributors, middle.result.metrics) == (5, 5, {})
 
 
 def test_a_deeper_tree_than_the_policy_allows_is_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_sum_that_is_made_meanwhile_is_delivered_when_the_upstream_is_back(tmp
         assert [agent.rounds[-1].result for agent in devices] == ["took_part"] * 2
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devices_once(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task, devices, edge = begin(world, advertising=4.0)

@@ -164,6 +164,7 @@ def test_who_is_served_worse_is_shown(example: ModuleType) -> None:
     ]
 
 
+@pytest.mark.sampled(every=2)
 def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: ModuleType, made_up: Path) -> None:
     from people import earlier_and_later
 

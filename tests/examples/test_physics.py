@@ -76,6 +76,7 @@ def test_a_short_run(example: ModuleType, tmp_path: Path) -> None:
     assert (tmp_path / "heat.png").is_file()
 
 
+@pytest.mark.sampled(every=2)
 def test_without_matplotlib_it_says_what_to_install(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

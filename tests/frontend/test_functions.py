@@ -24,7 +24,7 @@ REFERENCE = {"if_else", "collatz", "return_from_inner_loop", "written_out_with_b
 
 
 @pytest.mark.parametrize("case", CASES, ids=[c.function.__name__ for c in CASES])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_graph_gives_what_python_gives(case: Case) -> None:
     model = archipel.function(case.function, case.arguments)
     check_model(model.ir)

@@ -61,6 +61,7 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Callable[..., Any]) -
             np.testing.assert_allclose(ours[name], array, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_confined_child_says_what_to_do_for_cuda(load: Callable[..., Any]) -> None:
     with (
         load(ENGINE, isolated=True) as runtime,

@@ -125,7 +125,7 @@ print(len(own), runtime.predict(own.inputs()).shape[0], history.losses[0] > hist
     assert out == [count, count, "True", count]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_commands_say_which_extra_is_missing(clean: Path, tmp_path: Path) -> None:
     archipel = clean.parent / "archipel"
     out = subprocess.run([archipel, "--help"], capture_output=True, text=True, check=True).stdout

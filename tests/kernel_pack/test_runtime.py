@@ -52,6 +52,7 @@ def test_steps_are_those_of_the_standard_operators(model: Model, steps: int, pac
         np.testing.assert_allclose(native.tensors[name], value, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_says_which_nodes_the_pack_runs(
     bundle: Bundle, pack: KernelPack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

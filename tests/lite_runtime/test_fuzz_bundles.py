@@ -202,6 +202,7 @@ def worker(key: Ed25519PrivateKey, tmp_path: Path) -> Iterator[Worker]:
     found.close()
 
 
+@pytest.mark.sampled(every=2)
 def test_the_worker_uses_a_good_bundle(good: Files, worker: Worker, tmp_path: Path) -> None:
     assert worker.use(write(good, tmp_path)) == "ok"
 

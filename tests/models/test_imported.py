@@ -49,7 +49,7 @@ def test_a_convolutional_network(folder: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("batch_norm", ["train", "frozen", "folded"])
 def test_a_face_detector(folder: Path, batch_norm: str) -> None:
     """ultraface (PyTorch 1.2, opset 9): dilation, depthwise, 35 batch norms, weights that are graph inputs too, and

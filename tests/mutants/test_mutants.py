@@ -35,7 +35,7 @@ LIST = mutants.load(ROOT / "tests" / "mutants")
 
 
 @pytest.mark.parametrize("mutant", LIST, ids=lambda each: each.label)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_it_applies(mutant: mutants.Mutant) -> None:
     """Its text is in the file exactly once, makes Python of Python, and the tests that must fail are there."""
     mutant.applied(ROOT)
@@ -112,7 +112,7 @@ def test_an_equivalent_one_must_survive(tmp_path: Path, capsys: pytest.CaptureFi
     assert "only even numbers are given" in capsys.readouterr().out
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_that_never_ends_is_stopped_and_counts_as_noticed(tmp_path: Path) -> None:
     write_tree(tmp_path, row("endless", "return n // 2", "exec('while True: pass')"))
     assert mutants.main(["--limit", "4"], root=tmp_path) == 0

@@ -107,7 +107,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_imports_keep_the_meaning(every: int) -> None:
     """Cases of whatever opset: imported, they compute what the package says, or they are refused by name."""
     refused = []

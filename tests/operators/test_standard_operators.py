@@ -21,7 +21,7 @@ FLOAT32_ONLY = {("", "MaxPool")}
 
 
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=12)
 def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dict) -> None:
     @settings(
         max_examples=5,

@@ -110,6 +110,7 @@ def test_compression_leaves_preparation_as_it_is(network: Model, transforms: lis
     np.testing.assert_allclose(answer, wanted, atol=2e-3 * np.abs(exact).max())
 
 
+@pytest.mark.sampled(every=2)
 def test_gradients_of_single_examples_are_those_of_the_batch(network: Model, transforms: list[Transform]) -> None:
     """With a norm that clips nothing: the lanes of examples go through the spectrogram, too."""
     sound, label = sounds(8, 5)

@@ -47,6 +47,7 @@ def test_engines_sizes_and_batches_agree(case: Case) -> None:
 
 
 @each_case
+@pytest.mark.sampled(every=3)
 def test_pytorch_gives_the_same(case: Case) -> None:
     """The cloud's engine, with sizes that are known and a batch that is not."""
     model = chain([Raw(case.raw.dtype, ("batch", *case.examples.shape[1:])), *case.transforms])

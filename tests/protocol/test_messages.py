@@ -226,7 +226,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 def test_a_participant_refuses_every_changed_message(make_round, step):
     def until(step_: str):
         round_ = make_round(4, threshold=3, min_cohort=3, length=4)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.errors import CertificateError, PolicyError
-from archipel.protocol.messages import Root, RoundPlan
+from archipel.protocol.messages import Bins, Root, RoundPlan
 from archipel.protocol.origin import check_origin, local_plan
 from archipel.protocol.policy import check_plan
 from archipel.protocol.sealed import public_bytes, seal
@@ -69,6 +69,7 @@ def test_a_plan_that_serves_the_root_s_is_taken(manifests: tuple[b.Manifest, b.M
         ({"task_id": "1" * 32}, "its task_id"),
         ({"hyperparameters": {"lr": 0.5}}, "its hyperparameters"),
         ({"number": 3}, "its number"),
+        ({"kind": "evaluation", "metrics": {"mse": 1.0}}, "its kind"),
         ({"levels": 1, "site": 3}, "with 1 levels"),
         ({"not_after": 1001}, "good for longer"),
         ({"origin": None}, "a training of the server's own"),
@@ -79,6 +80,35 @@ def test_a_plan_that_says_something_else_is_refused(
 ) -> None:
     with pytest.raises(PolicyError, match=why):
         check_origin(below(**changes), manifests[0], PINNED)
+
+
+EVALUATION: dict[str, Any] = {
+    "kind": "evaluation", "metrics": {"mse": 4.0}, "max_examples": 50, "min_contributors": 3, "hyperparameters": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"metrics": {"mse": 8.0}}, "its metrics"),
+        ({"max_examples": 1}, "its max_examples"),
+        ({"min_contributors": 2}, "its min_contributors"),
+        ({"distributions": {"mse": Bins(low=0.0, high=1.0)}}, "its distributions"),
+        ({"count_adoption": True}, "its count_adoption"),
+        ({"kind": "training"}, "its kind"),
+    ],
+)
+def test_an_evaluation_asks_what_the_root_asks(
+    manifests: tuple[b.Manifest, b.Manifest], changes: dict[str, Any], why: str
+) -> None:
+    tree, _ = manifests
+    first = above(**EVALUATION)
+    plan = below(first=first)
+    assert check_origin(plan, tree, PINNED) == first
+    for each in (first, plan):
+        check_plan(each, tree.privacy, plan_layout(each, tree))
+    with pytest.raises(PolicyError, match=why):
+        check_origin(msgspec.structs.replace(plan, **changes), tree, PINNED)
 
 
 def test_a_root_that_is_not_the_pinned_one_is_refused(manifests: tuple[b.Manifest, b.Manifest]) -> None:
@@ -105,8 +135,15 @@ def test_a_server_s_own_plans_need_no_root(manifests: tuple[b.Manifest, b.Manife
         (above(min_cohort=1), "min_cohort 1 is below the policy's 2"),
         (above(threshold=1), "threshold 1 of max_cohort 3"),
         (above(modulus_bits=24), "can overflow with max_cohort 3 of up to 6 devices"),
-        (above(kind="evaluation", metrics={"mse": 1.0}), "secure trainings that are not asynchronous"),
+        (above(kind="analytics", program="look"), "secure evaluations, or secure trainings that are not asynchronous"),
         (above(privacy="plain"), "secure trainings"),
+        (above(**EVALUATION, count_adoption=True), "adoption is counted at each edge server"),
+        (above(**{**EVALUATION, "min_contributors": 0}), "min_contributors 0 is below the policy's 1"),
+        (above(**{**EVALUATION, "min_contributors": 7}), "sites of up to 6 devices, and min_contributors 7 holds"),
+        (
+            below(first=above(**{**EVALUATION, "min_contributors": 4})),
+            "min_cohort 3 is below the plan's min_contributo",
+        ),
         (above(staleness_exponent=0.5), "not asynchronous"),
         (above(levels=0), "site 6 in a round of devices"),
         (below(min_cohort=2), "min_cohort 2"),

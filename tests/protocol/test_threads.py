@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 FIRST = """
 import sys, threading
 from typing import Annotated
@@ -32,5 +34,6 @@ sys.exit(right != [True] * 800)
 """
 
 
+@pytest.mark.sampled(every=2)
 def test_several_threads_decode_the_first_message_of_a_kind() -> None:
     assert subprocess.run([sys.executable, "-c", FIRST], check=False).returncode == 0

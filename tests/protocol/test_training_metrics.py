@@ -77,6 +77,7 @@ def test_a_device_weighs_means_and_counts_itself(bundle: Bundle) -> None:
             training_arrays(bundle.manifest, finish, update, {**METRICS, name: value})
 
 
+@pytest.mark.sampled(every=3)
 def test_metrics_without_a_range_stay_on_the_device(make: Callable[..., Bundle]) -> None:  # noqa: F811
     bundle = make("fedavg", loss_range=None)
     assert any(isinstance(port, Metric) for port in bundle.program("train").outputs)

@@ -80,6 +80,7 @@ def test_a_target_for_all_rounds(make: Make) -> None:
     assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
 
 
+@pytest.mark.sampled(every=2)
 def test_the_run_ends_before_the_round_that_would_cost_too_much(make: Make, tmp_path: Path) -> None:
     event = Gaussian(noise_multiplier=2.0)
     two, three = (spent_epsilon([Repeated(event=event, count=count)], 1e-5) for count in (2, 3))
@@ -123,7 +124,7 @@ NOT_SECURE = "fedasync"
 
 @pytest.mark.parametrize("mechanism", ["central", "distributed"])
 @pytest.mark.parametrize("strategy", sorted(set(strategies.STRATEGIES) - {NOT_SECURE}))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: str, mechanism: str) -> None:
     noise = DifferentialPrivacy(mechanism=mechanism, noise_multiplier=0.01, delta=1e-5)
     options = {} if REFUSED.get(strategy) == WEIGHS else {"weighting": "uniform"}

@@ -48,7 +48,7 @@ def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("strategy", QUIET)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_rounds_come_out_like_independent_ones(make: Make, strategy: str) -> None:
     bundle = bundle_of(make, strategy)
     expected = reference.simulate(bundle, reference.clients(), ROUNDS).parameters
@@ -74,7 +74,7 @@ def test_every_strategy_runs_on_pytorch(make: Make, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp_path: Path) -> None:
     """SCAFFOLD's devices keep control variates, which go from worker to worker by way of the disk."""
     bundle = bundle_of(make, "scaffold")
@@ -92,6 +92,7 @@ def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp
     assert several.clients == alone.clients == listed.clients
 
 
+@pytest.mark.sampled(every=2)
 def test_noise_is_drawn_for_each_device_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sources of random bytes that the devices' seeds decide, in place of the system's, draws can be compared."""
     noisy = {"clip": 50.0, "bits": BITS, "example_clip": 1.0, "noise_multiplier": 1.0}

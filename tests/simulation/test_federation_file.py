@@ -43,6 +43,7 @@ def test_the_file_runs_what_the_call_runs(write: Write, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.sampled(every=3)
 def test_masks_are_asked_for_in_the_file(write: Write) -> None:
     with pytest.raises(SimulationError, match="masks: a round with privacy 'plain' has none"):
         load_federation(write(), ["privacy=plain", "run.masks=true", "rounds=1"]).run()
@@ -185,6 +186,7 @@ def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_pat
         (["rounds"], "--set rounds: expected KEY=VALUE, such as rounds=5 or strategy.mu=0.1"),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(every=3)
 def test_mistakes_are_told(write: Write, settings: list[str], text: str) -> None:
     file = write()
     with pytest.raises(SimulationError) as told:
@@ -262,6 +264,7 @@ def test_files_whose_labels_mean_something_else_are_refused(write: Write, tmp_pa
         load_federation(file).prepare()
 
 
+@pytest.mark.sampled(every=2)
 def test_tables_and_curves_have_what_happened(write: Write, tmp_path: Path) -> None:
     federation: Federation = load_federation(write(), ["run.test_every=2", "dropout=0.3"])
     result = federation.run()

@@ -198,6 +198,7 @@ def test_rows_and_a_share_to_test_with_are_not_both_taken(write: Write) -> None:
         (["models.0=lenet"], "--set models.0=lenet: models is no table"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_mistakes_about_several_models_are_told(
     write: Write,
     tmp_path: Path,

@@ -65,6 +65,7 @@ def test_rounds_over_neighbours_give_the_same_model(
     assert [row.devices for row in found.history] == [row.devices for row in expected.history]
 
 
+@pytest.mark.sampled(every=2)
 def test_secure_groups_over_neighbours_give_the_same_model(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group is a round of its own: its devices draw neighbours among themselves, and the rule goes over means."""
     sizes: list[int] = []
@@ -125,6 +126,7 @@ def test_too_few_devices_make_no_sum(make: Make) -> None:
         ),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(every=3)
 def test_protocols_that_are_not_allowed(
     make: Make, changes: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_folder_is_one_run_s_at_a_time(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["another shape", "a name less", "cut", "rounds"])
+@pytest.mark.sampled(every=3)
 def test_a_damaged_folder_is_refused(make: Make, damage: str, tmp_path: Path) -> None:
     bundle = bundle_of(make, "fedavg")
     archipel.simulate(bundle, fields(), rounds=1, folder=tmp_path, client_axis="off")

@@ -67,6 +67,8 @@ def fill_server(world: World, rounds: int) -> dict[str, str]:
         "model": f"/dashboard/models/{MODEL}",
         "version": f"/dashboard/models/{MODEL}/versions/1",
         "compare": f"/dashboard/models/{MODEL}/compare?versions=1,2,3",
+        "inside": f"/dashboard/models/{MODEL}/versions/2/insight?with=1",
+        "inside-task": f"/dashboard/tasks/{training}/insight",
         "rollouts": "/dashboard/rollouts",
         "rollout": f"/dashboard/rollouts/{rollout['rollout_id']}",
         "audit": "/dashboard/audit",

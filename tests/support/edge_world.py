@@ -27,8 +27,8 @@ from archipel.protocol.identity import EnrolmentToken, mint_token, root_of
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.tasks import RoundInfo, TaskInfo
 from archipel.protocol.sealed import encode, public_bytes
-from archipel.protocol.sites import site_vector
-from archipel.protocol.uploads import plan_layout
+from archipel.protocol.sites import device_layout, site_vector
+from archipel.protocol.uploads import metric_arrays, plan_layout
 from archipel.protocol.vector import Layout, Vector
 from archipel.server import init_data_folder, load_settings
 from archipel.server.database.site_tables import SiteRound as Row
@@ -64,6 +64,26 @@ def local_sum(bundle: b.Bundle, plan: RoundPlan, numbers: Sequence[int]) -> np.n
     return total
 
 
+def squared_errors(number: int, w: np.ndarray = W0) -> np.ndarray:
+    """Of each example of the device of that number, `[examples]`."""
+    data = local_data(number)
+    return np.asarray((data["x"].astype(np.float64) @ w - data["y"]) ** 2)
+
+
+def evaluated_sum(bundle: b.Bundle, plan: RoundPlan, numbers: Sequence[int], w: np.ndarray) -> np.ndarray:
+    """As `local_sum`, of what these devices send in an evaluation of `w` with the metric mse."""
+    layout = device_layout(plan_layout(plan, bundle.manifest))
+    total = np.zeros(layout.length, np.int64)
+    for number in numbers:
+        errors = squared_errors(number, w)
+        arrays = metric_arrays(
+            {"mse": float(errors.mean())}, plan.metrics, len(errors), plan.max_examples, plan.distributions
+        )
+        vector = layout.encode(arrays, modulus_bits=32, max_cohort=16).astype(np.int64)
+        total += np.where(vector >= 1 << 31, vector - (1 << 32), vector)
+    return total
+
+
 def averaged(bundle: b.Bundle, numbers: Sequence[int]) -> np.ndarray:
     """The first version that federated averaging makes of these devices, in fixed point, without any server."""
     ports = Layout.of(bundle.program("finish")).updates
@@ -90,7 +110,12 @@ class ComputedSite:
     lie: Callable[[np.ndarray, int], tuple[np.ndarray, int]] = lambda total, devices: (total, devices)
 
     def collect(self, given: SiteRound) -> tuple[Vector, int]:
-        total, devices = self.lie(local_sum(given.bundle, given.plan, self.numbers), len(self.numbers))
+        if given.plan.kind == "evaluation":
+            w = b.read_weights(given.cache.read(given.plan.weights))["w"]
+            total = evaluated_sum(given.bundle, given.plan, self.numbers, w)
+        else:
+            total = local_sum(given.bundle, given.plan, self.numbers)
+        total, devices = self.lie(total, len(self.numbers))
         return site_vector(total, devices, given.plan.modulus_bits), devices
 
     def reconcile(self, journal: Journal) -> None:
@@ -245,15 +270,19 @@ def _settings(folder: Path, enrolment: bytes, publisher: bytes, **more: Any) -> 
 
 
 @contextmanager
-def open_edge_world(folder: Path, *, cohort: int = 2, coordinates: bool = True, **policy: Any) -> Iterator[EdgeWorld]:
-    """`cohort`: of the edge's rounds for the root; `coordinates`: the edge has a coordinator; `policy`: fields of the
-    bundle's privacy policy."""
+def open_edge_world(
+    folder: Path, *, cohort: int = 2, coordinates: bool = True, approval: bool = False, **policy: Any
+) -> Iterator[EdgeWorld]:
+    """`cohort`: of the edge's rounds for the root; `coordinates`: the edge has a coordinator; `approval`: and wants
+    queries approved of; `policy`: fields of the bundle's privacy policy."""
     keys = {name: b.generate_key() for name in ("root", "edge", "publisher")}
     publisher = public_bytes(keys["publisher"])
     bundle_file = make_bundle(folder / "linear", keys["publisher"], **{"min_cohort": 2, "aggregators": SITES, **policy})
     upstream = Upstream(population=AT_EDGE, cohort=cohort)
     at_root, root_token = _settings(folder / "root", public_bytes(keys["root"]), publisher)
-    at_edge, edge_token = _settings(folder / "edge", public_bytes(keys["edge"]), publisher, upstream=upstream)
+    at_edge, edge_token = _settings(
+        folder / "edge", public_bytes(keys["edge"]), publisher, upstream=upstream, query_approval=approval
+    )
     with ExitStack() as stack:
         stack.enter_context(same_draws())
         root, edge = ServerProcess(at_root), ServerProcess(at_edge, coordinates=coordinates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import urllib.request
 from collections.abc import Iterable
 
@@ -49,10 +50,11 @@ def samples_of(registry: CollectorRegistry) -> Samples:
     return read_samples(generate_latest(registry).decode())
 
 
-def scrape(port: int, host: str = "127.0.0.1", **headers: str) -> str:
-    """The metrics of the server that has this `metrics_port`. Raises urllib.error.HTTPError."""
-    request = urllib.request.Request(f"http://{host}:{port}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+def scrape(port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, **headers: str) -> str:
+    """The metrics of the server that has this `metrics_port`, with `tls` over TLS. Raises urllib.error.HTTPError."""
+    scheme = "http" if tls is None else "https"
+    request = urllib.request.Request(f"{scheme}://{host}:{port}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=20, context=tls) as answer:
         return str(answer.read().decode())
 
 

@@ -87,7 +87,7 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
 RESUMED = ["resumed", "masked", "uploaded", "confirmed", "unmasked", "committed"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_reload_before_the_update(pages: Pages, fleet: Fleet) -> None:
     """The device goes on with the round, and what it had computed before is in the sum."""
     federation, fleet.hold_at = pages.federation, "advertised"
@@ -172,6 +172,7 @@ def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> Non
         assert tab.page.evaluate(SEALED) == ["state/linear"]
 
 
+@pytest.mark.sampled(every=2)
 def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
     """Its Ed25519, X25519, HKDF and AES give the bytes that Python's give; refusals are tested in Node."""
     round_ = json.loads((WEB.parent / "vectors" / "protocol" / "round.json").read_text())
@@ -181,7 +182,7 @@ def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
             assert tab.page.evaluate("([round, index]) => replayed(round, index)", [round_, index]) == steps
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_documentation_s_code_runs(pages: Pages, fleet: Fleet) -> None:
     federation = pages.federation
     with pages.tab(10) as tab:

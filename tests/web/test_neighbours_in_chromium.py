@@ -58,6 +58,7 @@ def test_rounds_over_neighbours_with_agents(pages: Pages, fleet: Fleet, server: 
     np.testing.assert_allclose(weights, expected(federation, task, agents, [COUNT - 1]), atol=2e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_vectors_of_rounds_in_chromium(pages: Pages) -> None:
     """Its Ed25519, X25519, HKDF and AES give the bytes that Python's give; lies are tested in Node."""
     steps = ["plan", "advertise", "draw", "deal", "receive", "mask", "confirm", "answer"]

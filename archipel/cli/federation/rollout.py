@@ -56,15 +56,17 @@ def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -
 
 
 @rollout.command("list")
+@click.option("--model", help="Only those of this model.")
 @as_json
 @remote
-def list_(client: OperatorClient, as_json: bool) -> None:
-    """List every rollout, newest first.
+def list_(client: OperatorClient, model: str | None, as_json: bool) -> None:
+    """List the rollouts, newest first.
 
     \b
     archipel rollout list
+    archipel rollout list --model digits
     """
-    infos = list(client.rollouts.list())
+    infos = list(client.rollouts.list(model=model))
     rows = [
         (
             each.rollout_id, each.model, str(each.version), each.state, f"{each.stage}/{len(each.stages)}",

@@ -12,9 +12,10 @@ import click
 import msgspec
 
 from archipel.cli.federation.round_lines import clipped_text, result_text
+from archipel.cli.federation.task_lines import task_lines
 from archipel.cli.federation.watch import watch
 from archipel.cli.input_output.distributions import describe_distribution
-from archipel.cli.input_output.remote import fields, read_request, remote, request_key, save
+from archipel.cli.input_output.remote import read_request, remote, request_key, save
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient, TaskRequest
@@ -22,7 +23,7 @@ from archipel.operator.curves import plot, write_csv, write_tensorboard
 from archipel.protocol.messages import Kind
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RoundMetrics
-from archipel.protocol.operator.tasks import TaskInfo, TaskState
+from archipel.protocol.operator.tasks import TaskState
 from archipel.toml_files import read_toml
 
 
@@ -68,8 +69,8 @@ def task() -> None:
               "in place of the file's (docs/robust.md).")  # fmt: skip
 @click.option("--tolerated", type=click.IntRange(0), help="How many updates the rule lets be arbitrary.")
 @click.option("--secure-groups", type=click.IntRange(0), help="Over the sums of how many secure groups the rule goes.")
-@click.option("--levels", type=click.IntRange(0), metavar="N", help="Train over edge servers, of which N levels are "
-              "between this server and the devices (docs/edge.md).")  # fmt: skip
+@click.option("--levels", type=click.IntRange(0), metavar="N", help="Train or evaluate over edge servers, of "
+              "which N levels are between this server and the devices (docs/edge.md).")  # fmt: skip
 @click.option("--mixing", help="What is done to updates before the rule: nnm or bucketing.")
 @click.option("--root", metavar="DEVICE", help="For rule fltrust: the id of the device that you trust, with "
               "whose update the others are compared.")  # fmt: skip
@@ -115,7 +116,7 @@ def create(
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
     info = client.tasks.create(request, key=key)
-    show(info, as_json, _lines(info))
+    show(info, as_json, task_lines(info, everything=False))
 
 
 def _read_task(file: Path, bundle: Path | None, rule: Mapping[str, object], groups: int | None) -> TaskRequest:
@@ -188,16 +189,20 @@ def list_(
 
 @task.command("show")
 @click.argument("task_id")
+@click.option("--all", "everything", is_flag=True, help="Also settings that are as they are where nobody sets them.")
 @as_json
 @remote
-def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """Show one task: its request, how far it is, and how the metrics of its last evaluation are spread over devices.
+def show_(client: OperatorClient, task_id: str, everything: bool, as_json: bool) -> None:
+    """Show one task: how far it is and what it waits for, what it has made, and the settings that were chosen.
 
     \b
     archipel task show ID
+    archipel task show ID --all         every setting, with deadlines
+
+    Of a task with `distributions` it says how the metrics of its last evaluation are spread over devices.
     """
     info = client.tasks.get(task_id)
-    lines = _lines(info)
+    lines = task_lines(info, everything=everything)
     if not as_json and info.distributions and info.rounds_committed:
         found = [each for each in client.tasks.metrics(task_id) if each.distributions]
         for name, spread in sorted(found[-1].distributions.items() if found else ()):
@@ -363,10 +368,6 @@ def cancel(client: OperatorClient, task_id: str) -> None:
     archipel task cancel ID
     """
     click.echo(client.tasks.cancel(task_id).state)
-
-
-def _lines(info: TaskInfo) -> list[str]:
-    return fields(info, times=("created", "ended", "weights_deleted"))
 
 
 def _count_text(count: int | None) -> str:

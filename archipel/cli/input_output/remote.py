@@ -209,7 +209,12 @@ def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Coll
     """
     shown = {name: value for name, value in msgspec.to_builtins(values).items() if name not in without}
     shown.update({name: moment(shown[name]) for name in times if shown[name] is not None})
-    rows = list(_rows(shown, ""))
+    return field_lines(shown)
+
+
+def field_lines(values: Mapping[str, Any]) -> list[str]:
+    """The same of names and values, in their order."""
+    rows = list(_rows(values, ""))
     width = max(len(name) for name, _ in rows)
     return [f"{name.ljust(width)}  {value}".rstrip() for name, value in rows]
 

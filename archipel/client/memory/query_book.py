@@ -6,6 +6,9 @@ same or differ by at least `min_contributors`. The devices in exactly one of the
 difference), because the difference of the sums consists of their parts alone. (One missing device does no harm if
 enough others came: the difference is its part less the sum of theirs.)
 
+What a tree of edge servers tells is the sum of its sites' sums. Each site compares its own alone, so a device that has
+moved answers no query of the tree before those that it answered elsewhere are forgotten, nor the other way round.
+
 The book also counts queries: the publisher's policy says how many there may be in how many days. Both are on disk
 before the device sends its confirmation. A query counts whatever becomes of its round, because the device does not know
 who else confirmed it.
@@ -26,6 +29,7 @@ from archipel.client.memory.stored import read_stored
 from archipel.durable import write_durably
 from archipel.errors import ClientError, PolicyError
 from archipel.protocol.messages import MAX_COHORT, RoundId, RoundPlan
+from archipel.protocol.moments import moment
 from archipel.protocol.sealed import encode
 
 FILE = "queries"
@@ -41,6 +45,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `devices` is the index of the set of its devices in the book's `sets`; None for a plain round, whose updates the
     server saw anyway. The book keeps it from `at` to `until` (Unix seconds); `minimum` is the plan's min_contributors.
+    `server` is the key of the server whose round it was, and `tree` says whether a tree of servers tells its sum.
     """
 
     round_id: RoundId
@@ -48,6 +53,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     until: float
     minimum: Annotated[int, msgspec.Meta(ge=0)]
     devices: Annotated[int, msgspec.Meta(ge=0)] | None
+    server: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    tree: bool = False
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,8 +74,9 @@ class QueryBook:
         self._path = folder / FILE
         self._clock = clock
 
-    def check_budget(self, plan: RoundPlan, policy: PrivacyPolicy) -> None:
-        """Raises PolicyError if the policy allows no further query now, ClientError if the book is damaged."""
+    def check(self, plan: RoundPlan, policy: PrivacyPolicy, server_key: bytes) -> None:
+        """Raises PolicyError if the policy allows no further query now, or none of this server; ClientError if the book
+        is damaged. `server_key`: that of the server whose round it is."""
         now = self._clock()
         since = now - policy.query_days * _DAY
         # Queries with a time in the future count, too: the clock was set back, and nobody knows how far.
@@ -81,15 +89,31 @@ class QueryBook:
                 f"plan {plan.round_id}: this device was in {spent} evaluations and analyses in the last "
                 f"{policy.query_days} days, the publisher allows {policy.queries}"
             )
+        for query in queries:
+            elsewhere = query.devices is not None and query.server not in ("", server_key.hex())
+            if query.until > now and elsewhere and (query.tree or _of_tree(plan)):
+                raise PolicyError(
+                    f"plan {plan.round_id}: this device was in round {query.round_id} of another edge server, and no "
+                    f"server compares the two sums; it answers here from {moment(query.until)} on"
+                )
 
-    def add(self, plan: RoundPlan, policy: PrivacyPolicy, devices: Sequence[str]) -> None:
-        """Record the query of a round with the ids of its devices (none for a plain round). Durable when it returns.
+    def add(
+        self,
+        plan: RoundPlan,
+        policy: PrivacyPolicy,
+        devices: Sequence[str],
+        server_key: bytes,
+        *,
+        minimum: int | None = None,
+    ) -> None:
+        """Record the query of a round with the ids of its members (none for a plain round). Durable when it returns.
 
-        The devices must be the same as in each earlier query, or differ from them by the `min_contributors` of the plan
-        or of the earlier query, whichever is larger. Raises PolicyError if they differ by less, or if the budget is
-        used up.
+        The members must be the same as in each earlier query, or differ from them by `minimum` (None: the plan's
+        `min_contributors`), or that of the earlier query, whichever is larger. Raises PolicyError if they differ by
+        less, and what `check` raises.
         """
-        self.check_budget(plan, policy)
+        self.check(plan, policy, server_key)
+        minimum = plan.min_contributors if minimum is None else minimum
         now, stored = self._clock(), self._read()
         queries = [query for query in stored.queries if query.until > now and query.round_id != plan.round_id]
         sets = {query.devices: _split_ids(stored.sets[query.devices]) for query in queries if query.devices is not None}
@@ -99,7 +123,7 @@ class QueryBook:
             for query in queries:
                 if query.devices is not None:
                     different = len(new ^ sets[query.devices])
-                    _check_difference(plan, max(plan.min_contributors, query.minimum), different, query)
+                    _check_difference(plan, max(minimum, query.minimum), different, query)
         # Sets without a query are left out, so the indices of the others change.
         places: dict[frozenset[bytes], int] = {}
         for members in (*sets.values(), *([new] if new else [])):
@@ -108,8 +132,10 @@ class QueryBook:
             round_id=plan.round_id,
             at=now,
             until=now + policy.query_days * _DAY,
-            minimum=plan.min_contributors,
+            minimum=minimum,
             devices=places[new] if new else None,
+            server=server_key.hex(),
+            tree=_of_tree(plan),
         )
         moved = [
             query if query.devices is None else msgspec.structs.replace(query, devices=places[sets[query.devices]])
@@ -125,6 +151,10 @@ class QueryBook:
         ):
             raise ClientError(f"{self._path}: damaged (its sets are not those of its queries); {_REMEDY}")
         return stored
+
+
+def _of_tree(plan: RoundPlan) -> bool:
+    return plan.levels > 0 or plan.origin is not None
 
 
 def _split_ids(joined: bytes) -> frozenset[bytes]:

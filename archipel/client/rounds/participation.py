@@ -54,7 +54,7 @@ from archipel.lite_runtime import DeviceState
 from archipel.protocol.messages import LeaveReason, RoundPlan, over_neighbours
 from archipel.protocol.origin import check_origin
 from archipel.protocol.plain import encode_plain
-from archipel.protocol.policy import plan_digest
+from archipel.protocol.policy import plan_digest, policy_of_members
 from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import Sealed, encode
 from archipel.protocol.secagg import Participant
@@ -169,7 +169,7 @@ class Participation:
             return self._carry_sum(journal, prepared, device.site, revoked)
         if plan.kind != "training":
             # Before the work, which a refusal would waste; `add` checks again when the devices in the sum are known.
-            device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
+            device.queries.check(plan, prepared.bundle.manifest.privacy, self._record.server_key)
         name = state_name(prepared.bundle)
         state = device.state(name)
         device.gate.pass_or_wait()
@@ -183,7 +183,7 @@ class Participation:
         def on_counted(devices: Sequence[str]) -> None:
             # Raises, before the confirmation is sent, if this sum and an earlier one would single devices out.
             if plan.kind != "training" and plan.privacy == "secure":
-                device.queries.add(plan, policy, devices)
+                device.queries.add(plan, policy, devices, self._record.server_key)
             journal.store_state(new_state, name, len(devices))
 
         owner = self._owner()
@@ -191,7 +191,7 @@ class Participation:
             update = encode_plain(layout, done.arrays)
             # Before the upload: the server sees a plain answer even if the round fails later.
             if plan.kind != "training":
-                device.queries.add(plan, policy, [])
+                device.queries.add(plan, policy, [], self._record.server_key)
             return PlainRound(plan, self._session, journal, device.config, owner).run(update, on_counted)
 
         def encode_stale(staleness: int) -> Vector:
@@ -222,15 +222,22 @@ class Participation:
             plan, self._sealed, prepared.bundle, self._record.of_log(prepared.bundle.manifest), device.cache,
             self._session, device.gate.pass_or_wait,
         )  # fmt: skip
-        layout = prepared.layout
+        layout, policy, server = prepared.layout, prepared.bundle.manifest.privacy, self._record.server_key
         del prepared
+        if plan.kind != "training":
+            device.queries.check(plan, policy, server)
         vector, devices = site.collect(given)
         journal.advance("assigned", examples=devices)
+
+        def on_counted(members: Sequence[str]) -> None:
+            # Else the difference of two sums would be that of few sites, where the policy wants more in a sum.
+            if plan.kind != "training":
+                least = policy_of_members(policy, plan.levels).min_cohort
+                device.queries.add(plan, policy, members, server, minimum=least)
+            journal.store_state(b"", "", len(members))
+
         return SecureRound(plan, self._session, journal, device.config, self._owner()).run(
-            Participant(plan, self._digest, *self._given(revoked)),
-            layout,
-            lambda staleness: vector,
-            lambda members: journal.store_state(b"", "", len(members)),
+            Participant(plan, self._digest, *self._given(revoked)), layout, lambda staleness: vector, on_counted
         )
 
     def _go_on(self, journal: OpenRound) -> Ended:

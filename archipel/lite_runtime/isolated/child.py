@@ -31,6 +31,7 @@ from archipel.errors import (
     RuntimeProgramError,
 )
 from archipel.lite_runtime.confinement import Confinement, asked_for, option_paths, restrict
+from archipel.lite_runtime.confinement.limiting import limit_cpu, limit_memory
 from archipel.lite_runtime.engines import sessions
 from archipel.lite_runtime.isolated.checkpoints import ParentsFile
 from archipel.lite_runtime.isolated.messages import (
@@ -260,27 +261,6 @@ class _ParentsControl(Control):
 
     def between_steps(self, on_pause: Callable[[], None]) -> bool:
         return self._ask(on_pause)
-
-
-def limit_memory(allowance: int) -> None:
-    """Let this process add at most `allowance` bytes of private writable memory to what it has now.
-
-    RLIMIT_DATA counts the heap, anonymous mappings, private writable mappings of files and thread stacks, from when
-    they are made writable, used or not (Linux 4.7 and later).
-    """
-    with open("/proc/self/status") as file:
-        match = re.search(r"^VmData:\s+(\d+) kB", file.read(), re.MULTILINE)
-    used = int(match[1]) << 10 if match else 0
-    resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, used + allowance))
-
-
-def limit_cpu(seconds: float) -> None:
-    """Let SIGPROF end this process after `seconds` more seconds of CPU time of all its threads; 0: never.
-
-    A timer and not RLIMIT_CPU: that limit counts whole seconds from the start of the process, so it cannot be set for
-    one request.
-    """
-    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def confine(lifeline: int) -> None:

@@ -88,7 +88,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
     With `levels` of edge servers below the one that made the plan (0: none) its members are edge servers. Each sends
     the sum of up to `site` devices, and how many they are, which it makes in a round of its own, whose plan has one
-    level less. All plans below the root's have that as their `origin`, as the root sealed it.
+    level less. All plans below the root's have that as their `origin`, as the root sealed it. `min_contributors` then
+    holds for the devices of each site.
     """
 
     round_id: RoundId

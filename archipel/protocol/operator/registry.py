@@ -10,7 +10,7 @@ from archipel.protocol.eligibility import MAX_CHARACTERS
 from archipel.protocol.messages import Digest, Message, Name, RoundId, VersionNumber
 from archipel.protocol.operator.differential_privacy import PrivacySpent
 from archipel.protocol.operator.results import Distribution, RoundResult
-from archipel.protocol.operator.tasks import MAX_PAGE, Count, Privacy, TaskState
+from archipel.protocol.operator.tasks import MAX_PAGE, Count, PageQuery, Privacy, TaskState
 
 VersionState = Literal["registered", "candidate", "promoted", "rejected"]
 How = Literal["promote", "rollback", "rollout"]
@@ -217,7 +217,7 @@ class Gate(Message, frozen=True, kw_only=True):
 class RolloutRequest(Message, frozen=True, kw_only=True):
     """Offer `version` of `model` to more and more devices, and to all of them after the last of `stages`.
 
-    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"):
+    `eligibility` is an expression over the attributes that devices report (docs/tasks.md, "Whom a task takes"):
     the percentages are of the devices for which it is true. `gate` "none": no gate between the stages.
 
     Example:
@@ -276,6 +276,12 @@ class RolloutInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     gate: Gate | Literal["none"]
     created: float
     ended: float | None
+
+
+class RolloutQuery(PageQuery, frozen=True, kw_only=True):
+    """A page of rollouts; with `model` those of this model alone."""
+
+    model: Name | None = None
 
 
 class RolloutPage(Message, frozen=True, kw_only=True, omit_defaults=False):

@@ -132,7 +132,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
     up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
     Both are queries: nothing is released of fewer than `min_contributors` devices with examples (null: as many as the
-    bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries". `count_adoption`: a secure
+    bundle's privacy policy asks for, which is the least), see docs/queries.md. `count_adoption`: a secure
     evaluation also estimates how many devices took the version that it evaluates when they were offered it. Of
     `distributions`, metrics with their bins ("default": up to the bound in `metrics`), it also says how they are spread
     over the devices, of which it then needs at least 10 with examples.
@@ -157,12 +157,12 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `differential_privacy`: noise on each round's sum, of the server or of the devices, and what the model
     may cost a device in all its tasks (docs/privacy.md). Metrics of a training have none, and are then kept back.
 
-    `levels` of a secure training: between this server and the devices are so many levels of edge servers, and its
-    members are those of the first (0: devices). `cohort`, `min_cohort`, `goal` and `threshold` count edge servers,
-    each of which sends the sum of up to `site` devices (null: as many as the bundle's privacy policy allows), see
-    docs/edge.md.
+    `levels` of a secure training or evaluation: between this server and the devices are so many levels of edge servers,
+    and its members are those of the first (0: devices). `cohort`, `min_cohort`, `goal` and `threshold` count edge
+    servers, each of which sends the sum of up to `site` devices (null: as many as the bundle's privacy policy allows).
+    `min_contributors` counts devices, and holds in each of these sums, see docs/edge.md.
 
-    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
+    `eligibility` is an expression over the attributes that devices report (docs/tasks.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
 

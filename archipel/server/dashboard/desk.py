@@ -51,8 +51,10 @@ class Desk:
         return self.services.clock()
 
     def may(self, *names: str) -> bool:
-        """Whether the person's role may ask all these routes."""
-        return all(self.identity.role in self.routes[name].roles for name in names)
+        """Whether the person may ask all these routes, by role and, where a route is for all populations, by token."""
+        routes = [self.routes[name] for name in names]
+        bound = self.identity.populations is not None
+        return all(self.identity.role in route.roles and not (route.everywhere and bound) for route in routes)
 
     def ask(
         self,

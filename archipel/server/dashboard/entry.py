@@ -65,9 +65,12 @@ def blueprint(door: Door, sessions: SessionStore) -> Blueprint:
     def send_file(name: str) -> Response:
         """A style sheet, script or picture of the pages."""
         file = files.find(name)
-        if file is None:
+        if name in rendering.MADE:
+            response = files.send_made(name, rendering.MADE[name]())
+        elif file is None:
             raise refuse(404, f"the dashboard has no file {name[:100]!r}")
-        response = files.send(file)
+        else:
+            response = files.send(file)
         response.headers.update(HEADERS)
         # The address of a page's own reference has a part of the file's digest in it.
         current = rendering.static_address(PurePosixPath(name).as_posix()).endswith(f"?v={request.args.get('v')}")

@@ -113,7 +113,8 @@ def _view(page: Page, door: Door, routes: Routes, sessions: SessionStore) -> Cal
             form={}, query=request.args.to_dict(), session=session.digest,
         )  # fmt: skip
         if not desk.may(*page.asks):
-            raise refuse(403, f"this is not for the role {session.identity.role!r}")
+            bound = " of some populations" if session.identity.populations is not None else ""
+            raise refuse(403, f"this is not for the role {session.identity.role!r}{bound}")
         if page.method == "POST":
             desk = g.desk = _checked(desk)
         return finish(page.view(desk, **arguments))

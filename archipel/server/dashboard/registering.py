@@ -10,6 +10,7 @@ from flask import Flask, Response, request
 from archipel.protocol.messages import FieldProblem
 from archipel.server.dashboard import entry
 from archipel.server.dashboard.desk import Desk, by_name
+from archipel.server.dashboard.insight import DOCUMENTS, Documents
 from archipel.server.dashboard.live import LIVE, KeptCharts, LivePages, Shown, Viewer, make_shown, read_stamps
 from archipel.server.dashboard.pages import ROOT, Page, blueprint, problem_page
 from archipel.server.dashboard.session_store import SessionStore
@@ -17,6 +18,7 @@ from archipel.server.dashboard.views import (
     audit_log,
     confirm,
     devices,
+    insight,
     leaving,
     making,
     models,
@@ -31,7 +33,7 @@ from archipel.server.http.problems import problem_response
 
 PAGES: tuple[Page, ...] = tuple(
     page
-    for module in (overview, tasks, rounds, devices, models, rollouts, audit_log, making, confirm, leaving)
+    for module in (overview, tasks, rounds, devices, models, insight, rollouts, audit_log, making, confirm, leaving)
     for page in module.PAGES
 )
 """Every page that needs a login."""
@@ -43,6 +45,8 @@ def register(app: Flask, door: Door) -> None:
     app.register_blueprint(entry.blueprint(door, sessions))
     app.register_blueprint(blueprint(PAGES, door, routes, sessions))
     services, charts = door.services, KeptCharts()
+
+    app.extensions[DOCUMENTS] = Documents(services.settings.insight_folder)
 
     def make(task_id: str, viewer: Viewer) -> Shown:
         return make_shown(Desk(services, routes, viewer.identity, "", "", {}, {}, viewer.session), task_id, charts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from archipel import __version__
+from archipel.insight_page import script, styles
 from archipel.server.dashboard.desk import Desk
 
 HERE = Path(__file__).parent
@@ -35,6 +36,11 @@ TONES = {
     "proposed": "warn", "paused": "warn", "set-aside": "warn", "waiting": "warn",
 }  # fmt: skip
 """How states are coloured; their names stand beside the colour."""
+MADE: Mapping[str, Callable[[], bytes]] = {
+    "insight.js": cache(lambda: script().encode()),
+    "insight.css": cache(lambda: "\n".join(styles()).encode()),
+}
+"""Files beside those in static/, which are put together of those of `archipel insight`."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _SPANS = ((86400 * 365, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -64,7 +70,8 @@ def _environment() -> jinja2.Environment:
 @cache
 def static_address(name: str) -> str:
     """The address of a file in static/, which changes with its content, so that browsers may keep it for ever."""
-    return f"/dashboard/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
+    content = MADE[name]() if name in MADE else (STATIC / name).read_bytes()
+    return f"/dashboard/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def write_number(value: float | int | None) -> str:

@@ -10,6 +10,10 @@ yet make one new cell together, and a cell may be divided into two that are larg
 rule (`choose`), and the survivors are checked again before any device learns who they are (`conflict`).
 
 Sums count for as many days as the task's privacy policy says, and at most its number of queries begin in that time.
+
+The members of a task among edge servers are sites. Each site carries out a round of its own devices under these rules,
+so any combination of its sums, and of sums of sites, tells about whole cells of its devices. Sums of sites are compared
+among each other only, and a cell of sites has at least as many as the policy wants in a sum of them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import PrivacyPolicy, decode_manifest
+from archipel.protocol.policy import policy_of_members
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
@@ -33,6 +38,11 @@ Cell = frozenset[str]
 def is_query(task: Task) -> bool:
     """Whether the task's results are sums about the devices' data (an evaluation or analysis), and not a model."""
     return task.kind != "training"
+
+
+def members_of(task: Task) -> tuple[str, str]:
+    """What the task's members are called, and the field of the privacy policy that says how many a cell of them has."""
+    return ("edge server", "aggregators.min_cohort") if _among_sites(task) else ("device", "min_contributors")
 
 
 @dataclass(frozen=True)
@@ -112,15 +122,16 @@ def conflict(session: Session, current: Round, task: Task, *, now: float) -> str
     """Why the sum of a round's survivors must not be released; empty if it may be."""
     sets, minimum = _earlier(session, task, now, but=current.round_id)
     survivors = _survivors(session, current.round_id)
+    members, setting = members_of(task)
     if len(survivors) < minimum:
-        return f"{len(survivors)} devices are in the sum, a query needs {minimum} (min_contributors)"
+        return f"{len(survivors)} {members}s are in the sum, a query needs {minimum} ({setting})"
     # Only new cells count: those of earlier sums may be smaller, by the policy of another bundle.
     new = set(_cells([*sets, survivors])) - set(_cells(sets))
     smallest = min((len(cell) for cell in new), default=minimum)
     if smallest < minimum:
         return (
             f"with the sums of earlier queries this one would tell of {smallest} "
-            f"device{'' if smallest == 1 else 's'} alone, at least {minimum} are needed (min_contributors): devices of "
+            f"{members}{'' if smallest == 1 else 's'} alone, at least {minimum} are needed ({setting}): {members}s of "
             "an earlier query dropped out"
         )
     return ""
@@ -130,19 +141,26 @@ def tells_of_few(session: Session, current: Round, task: Task, contributors: int
     """Why a sum with so many contributors must not be released besides the earlier ones; empty if it may be.
 
     A cell with enough devices may have few with examples. Their number follows from the sums' own numbers of
-    contributors, as long as each sum makes at most one new cell.
+    contributors, as long as each sum makes at most one new cell. Sites ask this about their own devices.
     """
     minimum = _earlier(session, task, now)[1]
-    if minimum <= 1:
+    if minimum <= 1 or _among_sites(task):
         return ""
     counts: dict[Cell, int] = {}
     since = now - _policy(session, task).query_days * _DAY
     # Sums with noise tell of no few devices more than their account says, whatever is taken from them; and the number
     # of contributors that they show is not the true one.
     exact = Task.task_id.not_in(select(PrivacyEvent.task_id))
-    committed = Round.phase == "committed", Round.round_id != current.round_id, exact
-    query = select(Round.round_id, Round.result).join(Task).where(*_of_population(task, since), *committed)
-    for row in session.execute(query.order_by(Round.ended, Round.round_id)):
+    # With a result, and not only committed: the sum of a site is told upward before its round is committed.
+    told = Round.result.is_not(None), Round.round_id != current.round_id, exact
+    alike = {each.task_id for each in _alike(session, task, _of_population(task, since))}
+    columns = select(Round.round_id, Round.task_id, Round.result, Round.ended, Round.phases, Task.upstream)
+    rows = session.execute(columns.join(Task).where(*_of_population(task, since), *told)).all()
+    # In the order in which they were told.
+    told_at = {row.round_id: row.ended if row.upstream is None else row.phases["aggregating"] for row in rows}
+    for row in sorted(rows, key=lambda row: (told_at[row.round_id], row.round_id)):
+        if row.task_id not in alike:
+            continue
         # A sum that divides several cells at once (because older sums do not count any more) says nothing about one of
         # them, and is skipped.
         counts = _divide_cells(counts, _survivors(session, row.round_id), row.result["contributors"]) or counts
@@ -178,25 +196,44 @@ def _divide_cells(counts: dict[Cell, int], survivors: Cell, contributors: int) -
 
 
 def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[list[Cell], int]:
-    """The sets of devices in the sums of earlier queries, each set once, and the largest `min_contributors` of those
+    """The sets of members in the sums of earlier queries, each set once, and the largest minimum of a cell of those
     queries and the task. `but` is a round that is left out."""
-    minimum = request_of(task).min_contributors or 1
     # Settled rounds count even if they failed: devices remember the survivors, and some unmasking shares may have been
     # sent.
     since = now - _policy(session, task).query_days * _DAY
     counted = *_of_population(task, since), Round.settled.is_not(None), Round.round_id != but
-    earlier = select(Task).where(Task.task_id.in_(select(Round.task_id).join(Task).where(*counted)))
-    minimum = max([minimum, *(request_of(each).min_contributors or 1 for each in session.scalars(earlier))])
+    alike = _alike(session, task, counted)
+    minimum = max(_smallest_cell(session, each) for each in (task, *alike))
     # One statement for all rounds, because the coordinator calls this in every step in which a query waits.
     sent = (
-        select(Answer.round_id, Answer.device_id)
+        select(Answer.round_id, Answer.device_id, Round.task_id)
         .join(Round, Round.round_id == Answer.round_id)
         .join(Task, Task.task_id == Round.task_id)
     )
     sets: dict[str, set[str]] = {}
-    for round_id, device_id in session.execute(sent.where(*counted, Answer.phase.in_(UPDATE_PHASES))):
-        sets.setdefault(round_id, set()).add(device_id)
+    of = {each.task_id for each in alike}
+    for round_id, device_id, task_id in session.execute(sent.where(*counted, Answer.phase.in_(UPDATE_PHASES))):
+        if task_id in of:
+            sets.setdefault(round_id, set()).add(device_id)
     return sorted({frozenset(each) for each in sets.values()}, key=len), minimum
+
+
+def _alike(session: Session, task: Task, counted: Sequence[ColumnElement[bool]]) -> list[Task]:
+    """The tasks of these rounds whose members are of the task's sort: devices, or edge servers."""
+    query = select(Task).where(Task.task_id.in_(select(Round.task_id).join(Task).where(*counted)))
+    return [each for each in session.scalars(query) if _among_sites(each) == _among_sites(task)]
+
+
+def _among_sites(task: Task) -> bool:
+    return request_of(task).levels > 0
+
+
+def _smallest_cell(session: Session, task: Task) -> int:
+    """How many members a cell has at least, by this task."""
+    request = request_of(task)
+    if request.levels:
+        return policy_of_members(_policy(session, task), request.levels).min_cohort
+    return request.min_contributors or 1
 
 
 def _of_population(task: Task, since: float) -> list[ColumnElement[bool]]:

@@ -8,11 +8,12 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from flask import Response, request
 
-from archipel.server.http.sending import PART_BYTES, in_time
+from archipel.server.http.sending import PART_BYTES, in_time, parts_of
 
 INDEX = "index.html"
 COMPRESSED = ".gz"
@@ -111,6 +112,22 @@ class PageFiles:
             response.response = in_time(file.parts(), self._stall_seconds)
         return response
 
+    def send_made(self, name: str, content: bytes) -> Response:
+        """The same for a file that lies nowhere, of this content."""
+        response = Response(mimetype=CONTENT_TYPES.get(PurePosixPath(name).suffix, OTHER_TYPE))
+        packed = bool(request.accept_encodings["gzip"])
+        body = _pack(content) if packed else content
+        response.set_etag(hashlib.sha256(body).hexdigest())
+        if packed:
+            response.headers["Content-Encoding"] = "gzip"
+        response.headers["Vary"] = "Accept-Encoding"
+        response.headers["Cache-Control"] = "no-cache"
+        response.content_length = len(body)
+        response.make_conditional(request.environ)
+        if response.status_code == 200 and request.method != "HEAD":
+            response.response = in_time(parts_of(body), self._stall_seconds)
+        return response
+
     def _digest(self, path: Path) -> str:
         """SHA-256 of the content, remembered until size or time of the file change."""
         stat = path.stat()
@@ -119,3 +136,8 @@ class PageFiles:
             with path.open("rb") as file:
                 self._etags[key] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._etags[key]
+
+
+@lru_cache(8)
+def _pack(content: bytes) -> bytes:
+    return gzip.compress(content, 6, mtime=0)

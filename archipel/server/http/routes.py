@@ -51,9 +51,10 @@ class Route:
     Structs that are arrays (`array_like`) travel as MessagePack, all others as JSON.
 
     `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the content
-    types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a device
-    must be a participant of the round in the path. With `download` it is a file that anyone gets, with limits of its
-    own. The handler returns the response struct, encoded JSON (bytes), a pair of struct and status, or a Response.
+    types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a
+    device must be a participant of the round in the path. With `everywhere` a token must be for all populations.
+    With `download` it is a file that anyone gets, with limits of its own. The handler returns the response struct,
+    encoded JSON (bytes), a pair of struct and status, or a Response.
     """
 
     method: Literal["GET", "POST", "PUT"]
@@ -64,6 +65,7 @@ class Route:
     response: Any = None
     status: int = 200
     members: bool = False
+    everywhere: bool = False
     download: bool = False
     query: type[msgspec.Struct] | None = None
     takes: str = ""
@@ -189,8 +191,11 @@ def serve_call(route: Route, call: Call[Any], arguments: Mapping[str, str]) -> A
     """Call the handler, and once more if another process inserted the same row at the same moment.
 
     Its transaction was rolled back as a whole, and the second time it finds the other's row. A streamed body was
-    consumed by then, so its sender must try again.
+    consumed by then, so its sender must try again. Raises ForbiddenError for a token of some populations where the
+    route needs all.
     """
+    if route.everywhere:
+        call.identity.require_all()
     try:
         return route.handler(call, **arguments)
     except IntegrityError:

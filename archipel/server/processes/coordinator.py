@@ -317,7 +317,7 @@ class Coordinator:
                 grouping.keep_sum(session, current, outcome.group_sum, ends=ends)
                 done = Transition(round_id, "aggregating", "the group has its sum")
             elif outcome.site_sum:
-                done = holding.keep_sum(session, current, outcome.site_sum, outcome.cohort)
+                done = holding.keep_sum(session, current, outcome.site_sum, outcome.cohort, outcome.result)
             else:
                 record_result(session, current, task, outcome, settings=settings, blobs=services.blobs, now=now)
                 done = Transition(round_id, "committed")

@@ -2,7 +2,8 @@
 
 Whoever may read it is decided here: with a token whoever has it; without one only programs of this machine, because the
 port is on loopback then. A web page in a browser of this machine cannot read it either: a request must name the port by
-an address or as localhost, and a page that made its own name point here names that.
+an address or as localhost, and a page that made its own name point here names that. Where other machines reach the port
+and the server has a certificate, it speaks TLS, so that nobody on the way reads the token.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from prometheus_client.exposition import choose_encoder
 from archipel.errors import ServerError
 from archipel.server.processes.figures import Figures
 from archipel.server.processes.lease import Lease
+from archipel.server.processes.tls import WebTls
 from archipel.server.services import Services
 from archipel.server.settings import Settings
 from archipel.server.telemetry import shared
@@ -47,13 +49,17 @@ class _Measured:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Listens from the beginning on; `serve_forever` answers. Raises ServerError if it cannot listen."""
+    """Listens from the beginning on; `serve_forever` answers.
+
+    Raises ServerError if it cannot listen, TlsError for a certificate that cannot be used.
+    """
 
     daemon_threads = True
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self.settings, self.registry = settings, registry
         self._places = threading.Semaphore(MOST_READERS)
+        self._tls = WebTls(settings) if settings.metrics_over_tls else None
         where = f"metrics_host {settings.metrics_host}, metrics_port {settings.metrics_port}"
         try:
             self.address_family, *_ = socket.getaddrinfo(
@@ -76,6 +82,15 @@ class MetricsServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        # In the reader's own thread: nobody else waits for a handshake.
+        request.settimeout(STALL_SECONDS)
+        with self._tls().wrap_socket(request, server_side=True) as connection:
+            super().finish_request(connection, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a reader of metrics went away", exc_info=True)

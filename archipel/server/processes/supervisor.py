@@ -21,6 +21,7 @@ from archipel.protocol.backoff import Backoff
 from archipel.readable import wait_readable
 from archipel.server.data_folder import check_private_key, keep_public_key
 from archipel.server.processes import children
+from archipel.server.processes.open_files import allow_connections
 from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
 from archipel.server.settings import MIN_FREE_BYTES, Settings
@@ -53,9 +54,13 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
 
     Raises:
         ServerError, TlsError: Something cannot start; the message is one line.
+
+    Example:
+        supervise(load_settings("server"))  # until SIGTERM or Ctrl-C
     """
     stop = stop or Stop()
     _check_space(settings)
+    allow_connections(settings)
     check_private_key(settings)
     keep_public_key(settings)
     if settings.tls_certificate:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from archipel.server.processes import children
+from archipel.server.processes.open_files import allow_connections
 from archipel.server.processes.parent import end_with_parent
 from archipel.server.processes.tls import WebTls
 from archipel.server.telemetry import log_lines
@@ -28,7 +29,7 @@ workers = settings.workers
 threads = settings.all_threads
 # A device keeps its connection between polls. An idle connection takes no thread.
 keepalive = 75
-worker_connections = 4000
+worker_connections = allow_connections(settings)
 timeout = 120
 graceful_timeout = settings.stop_seconds
 loglevel = "warning"

@@ -149,7 +149,7 @@ def advance(session: Session, rollout_id: str, *, now: float, settings: Settings
     if step.move is Move.STAY:
         return None
     if step.reason and step.reason == RULES["evaluating"].lacking:
-        step = replace(step, reason=stages.explain_lateness(session, rollout, step.reason))
+        step = replace(step, reason=stages.explain_lateness(session, rollout, step.reason, now=now, settings=settings))
     if step.move in (Move.EVALUATE, Move.COMPARE):
         try:
             _evaluate(session, rollout, step.move, now, settings)

@@ -25,9 +25,11 @@ from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout, RolloutStage
 from archipel.server.database.tables import BundleRow, Round, Task
 from archipel.server.database.task_requests import audited, decode_request
+from archipel.server.devices.smallest_answer import hides
 from archipel.server.devices.targeting import Target
 from archipel.server.registry.gates import EvaluatedRound, Verdict, check_gate, evaluation_request, judge
 from archipel.server.registry.stage_devices import too_few
+from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_task
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.settings import Settings
@@ -117,8 +119,11 @@ def under_way(session: Session, stage: RolloutStage) -> tuple[Which, Task] | Non
     return None if stage.candidate_task is None else ("candidate", session.get_one(Task, stage.candidate_task))
 
 
-def explain_lateness(session: Session, rollout: Rollout, reason: str) -> str:
-    """The `reason`, with what the evaluation was still waiting for."""
+def explain_lateness(session: Session, rollout: Rollout, reason: str, *, now: float, settings: Settings) -> str:
+    """The `reason`, with what the evaluation was still waiting for, and how many devices waited.
+
+    Everybody who may read the rollout reads it, so a number that depends on attributes is left out.
+    """
     begun = under_way(session, stage_of(session, rollout))
     if begun is None:
         return reason
@@ -127,8 +132,11 @@ def explain_lateness(session: Session, rollout: Rollout, reason: str) -> str:
         return f"{reason}: that of the {which} was not approved (archipel task approve {task.task_id})"
     failed = select(Round.reason).where(Round.task_id == task.task_id, Round.phase == "failed")
     last = session.scalar(failed.order_by(Round.ended.desc()).limit(1))
-    needed = decode_request(task.request).min_cohort
-    return f"{reason}: that of the {which} needs {needed} devices at a time" + (f" ({last})" if last else "")
+    needed, waited = decode_request(task.request).min_cohort, ""
+    if task.live and not hides(task.eligibility, settings.smallest_answer):
+        count = count_candidates(session, task, now=now, window=settings.check_in_window)
+        waited = f", and {count or 'none'} waited at the end"
+    return f"{reason}: that of the {which} needs {needed} devices at a time{waited}" + (f" ({last})" if last else "")
 
 
 def hopeless(session: Session, rollout: Rollout, *, smallest: int) -> str:

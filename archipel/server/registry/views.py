@@ -140,6 +140,8 @@ def evaluations_of(session: Session, model: Model, version: ModelVersion) -> lis
             Task.population == model.population,
             same_weights,
             Round.phase == "committed",
+            # What a round for the upstream server has measured is for that server to tell.
+            Task.upstream.is_(None),
         )
         .order_by(Round.ended.desc(), Round.round_id)
         .limit(MAX_EVALUATIONS)

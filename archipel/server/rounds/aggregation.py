@@ -22,6 +22,7 @@ from archipel.privacy.central import draw_noise, release_sum
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking, over_neighbours
 from archipel.protocol.metrics.training_result import split_metrics
 from archipel.protocol.narrow import reduce_sum
+from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
@@ -44,7 +45,7 @@ from archipel.server.rounds.neighbours.unmasking import (
     unmask,
 )
 from archipel.server.rounds.noise.kept_noise import noise_of
-from archipel.server.rounds.results import released, released_with_noise
+from archipel.server.rounds.results import check_enough, released, released_with_noise
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
 from archipel.strategies.step_limits import History, Step
@@ -216,8 +217,26 @@ def _site_sum(services: Services, collected: Collected, layout: Layout) -> Outco
         layout.check_sum(decoded, devices)
     except ProtocolError as error:
         raise SpoiledRoundError(str(error), collected.survivors, faults) from None
+    try:
+        contributors = 0 if plan.kind == "training" else _check_query(services, collected, decoded)
+    except ServerError as error:
+        return Outcome(devices, None, faults=faults, reason=str(error))
+    # Later queries need to know how many they were. What they have measured is for the root to tell.
+    told = None if plan.kind == "training" else RoundResult(devices=devices, contributors=contributors)
+    result = None if told is None else msgspec.to_builtins(told)
     stored = services.spool.keep_sum(plan.round_id, (signed.astype("<i4").tobytes(),)).digest
-    return Outcome(devices, decoded.weight, faults=faults, site_sum=stored)
+    return Outcome(devices, decoded.weight, result=result, faults=faults, site_sum=stored)
+
+
+def _check_query(services: Services, collected: Collected, decoded: DecodedSum) -> int:
+    """How many devices with examples are in the sum of a query. Raises ServerError where it must not be told."""
+    contributors = check_enough(collected.plan, decoded, len(collected.survivors) if collected.plan.levels else 0)
+    with services.database.read() as session:
+        task = session.get_one(Task, collected.current.task_id)
+        why = queries.tells_of_few(session, collected.current, task, contributors, now=services.clock())
+    if why:
+        raise ServerError(why)
+    return contributors
 
 
 def _make(services: Services, collected: Collected, decoded: DecodedSum, kept: Tensors) -> Outcome:
@@ -226,12 +245,8 @@ def _make(services: Services, collected: Collected, decoded: DecodedSum, kept: T
         version = _update(services, collected, rest, kept)
         result = None if metrics is None else msgspec.to_builtins(metrics)
         return Outcome(collected.updates, decoded.weight, version=version, result=result)
+    _check_query(services, collected, decoded)
     made = released(collected.plan, collected.manifest, decoded, collected.updates)
-    with services.database.read() as session:
-        task = session.get_one(Task, collected.current.task_id)
-        why = queries.tells_of_few(session, collected.current, task, made.contributors, now=services.clock())
-    if why:
-        raise ServerError(why)
     if collected.request.differential_privacy.is_central:
         # After the checks of the exact numbers, which say whether anything may be released.
         made = released_with_noise(

@@ -18,45 +18,33 @@ from archipel.protocol.metrics.distributions import distribution_from_counts
 from archipel.protocol.metrics.training_metrics import CLAMPED
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Adoption, Distribution, RoundResult, StatisticResult
+from archipel.protocol.sites import device_layout
 from archipel.protocol.uploads import BINS, CONTRIBUTORS, DECIDED, EXAMPLES, TOOK, TRUTHFUL, plan_layout
 from archipel.protocol.vector import DecodedSum
 
 
-def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
-    """The result of an evaluation or analysis. Raises ServerError where too few devices had examples."""
+def check_enough(plan: RoundPlan, total: DecodedSum, sites: int = 0) -> int:
+    """How many devices with examples are in the sum, of so many `sites` (0: of devices).
+
+    Raises ServerError where these are fewer than `min_contributors`, or than so many in each of the sites.
+    """
     contributors = round(float(total.values[CONTRIBUTORS]))
+    # The number of contributors is part of the sum as well, so the error does not give it either.
     if contributors < plan.min_contributors:
-        # The number of contributors is part of the sum as well, so the error does not give it either.
         raise ServerError(
             f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
             "was kept"
         )
-    return _tell(plan, manifest, total, devices)
+    if contributors < sites * plan.min_contributors:
+        raise ServerError(
+            f"fewer than {plan.min_contributors} of the devices of some site had examples (min_contributors), and it "
+            "sent its sum all the same; nothing of it was kept"
+        )
+    return contributors
 
 
-def released_with_noise(
-    plan: RoundPlan, manifest: Manifest, exact: DecodedSum, devices: int, settings: DifferentialPrivacy
-) -> RoundResult:
-    """The same with noise in all that it tells, of a sum that `released` has accepted. `settings`: settled ones."""
-    if settings.noise_multiplier is None:
-        raise ServerError("differential_privacy: noise_multiplier is not settled yet")
-    layout = plan_layout(plan, manifest)
-    noisy = add_noise(exact, layout, cohort=devices, multiplier=settings.noise_multiplier)
-    found = _tell(plan, manifest, noisy, devices)
-    sums = errors_of(layout, settings.noise_multiplier)
-    if plan.kind != "evaluation":
-        return msgspec.structs.replace(found, noise=dict(sums))
-    # Noise can make a quotient larger than any mean.
-    metrics = {name: min(max(value, -plan.metrics[name]), plan.metrics[name]) for name, value in found.metrics.items()}
-    weight = noisy.weight or 0.0
-    errors = {
-        name: math.hypot(sums[name], value * sums[EXAMPLES]) / weight for name, value in metrics.items() if weight > 0
-    }
-    clamped = {name: min(share, 1.0) for name, share in found.clamped.items()}
-    return msgspec.structs.replace(found, metrics=metrics, clamped=clamped, noise=errors)
-
-
-def _tell(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """The result of an evaluation or analysis over so many devices."""
     contributors = round(float(total.values[CONTRIBUTORS]))
     counts = {CONTRIBUTORS, *((DECIDED, TOOK) if plan.count_adoption else ())}
     counts |= {BINS + name for name in plan.distributions}
@@ -70,6 +58,31 @@ def _tell(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) 
     return msgspec.structs.replace(
         result, contributors=contributors, adoption=adoption, distributions=_distributions(plan, total)
     )
+
+
+def released_with_noise(
+    plan: RoundPlan, manifest: Manifest, exact: DecodedSum, devices: int, settings: DifferentialPrivacy
+) -> RoundResult:
+    """As `released`, with noise in all that it tells, of a sum that `check_enough` has accepted. `settings`: settled
+    ones."""
+    if settings.noise_multiplier is None:
+        raise ServerError("differential_privacy: noise_multiplier is not settled yet")
+    layout = plan_layout(plan, manifest)
+    if plan.levels:
+        layout = device_layout(layout)
+    noisy = add_noise(exact, layout, cohort=devices, multiplier=settings.noise_multiplier)
+    found = released(plan, manifest, noisy, devices)
+    sums = errors_of(layout, settings.noise_multiplier)
+    if plan.kind != "evaluation":
+        return msgspec.structs.replace(found, noise=dict(sums))
+    # Noise can make a quotient larger than any mean.
+    metrics = {name: min(max(value, -plan.metrics[name]), plan.metrics[name]) for name, value in found.metrics.items()}
+    weight = noisy.weight or 0.0
+    errors = {
+        name: math.hypot(sums[name], value * sums[EXAMPLES]) / weight for name, value in metrics.items() if weight > 0
+    }
+    clamped = {name: min(share, 1.0) for name, share in found.clamped.items()}
+    return msgspec.structs.replace(found, metrics=metrics, clamped=clamped, noise=errors)
 
 
 def _distributions(plan: RoundPlan, total: DecodedSum) -> dict[str, Distribution]:

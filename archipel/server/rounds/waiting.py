@@ -32,8 +32,8 @@ from archipel.server.rounds.sites.opening import wanted
 MOST = 1000
 """How many devices are looked at, at most."""
 _NOT_TOGETHER = (
-    "{} devices wait, but not such as may be in one sum: with those of earlier queries it would tell of fewer than "
-    "min_contributors; a set that was asked before may be asked again when all of it waits"
+    "{} {}s wait, but not such as may be in one sum: with those of earlier queries it would tell of fewer than "
+    "{}; a set that was asked before may be asked again when all of it waits"
 )
 
 
@@ -74,7 +74,7 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
         shown = round_down(candidates, smallest) if hides(task.eligibility, smallest) else candidates
         seatable = count_seatable(session, task, now=now, window=window) if queries.is_query(task) else candidates
         if seatable < needed:
-            return _NOT_TOGETHER.format(shown)
+            return _NOT_TOGETHER.format(shown, *queries.members_of(task))
         root_is_here = root_waits(session, task, now=now, window=window)
         return "" if root_is_here else f"its root device {task.root} does not wait for a round"
     enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))

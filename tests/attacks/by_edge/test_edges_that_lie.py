@@ -33,7 +33,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_site_beyond_what_sites_can_have_spoils_the_round(tmp_path: Path, lie: str) -> None:
     lies, why = LIES[lie]
     with open_edge_world(tmp_path) as world:
@@ -74,7 +74,7 @@ def changed_plan(monkeypatch: pytest.MonkeyPatch, change: Callable[[RoundPlan], 
     monkeypatch.setattr(opening, "local_plan", made)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_of_its_own_under_the_root_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_edge_world(tmp_path) as world:
         key = world.edge.settings.private_key
@@ -95,7 +95,7 @@ def test_other_hyperparameters_than_the_root_s(tmp_path: Path, monkeypatch: pyte
         attacked(world, "its hyperparameters is not that of the root's plan")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_training_of_its_own_with_the_root_s_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_edge_world(tmp_path) as world:
         changed_plan(monkeypatch, lambda plan: msgspec.structs.replace(plan, origin=None))

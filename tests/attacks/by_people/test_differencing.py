@@ -81,7 +81,7 @@ def true_histogram(number: int, fleet: Federation) -> list[float]:
                                      (y >= 1).sum())]  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_attack_where_publisher_and_server_let_it(fleet: Federation, bundle_maker: Callable[..., Path]) -> None:
     """Without any rule it works: one device in each difference is enough for a policy of one contributor."""
     fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "min_contributors": 1})
@@ -100,7 +100,7 @@ def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Federatio
     assert exact_histograms(fleet, released) == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_refuse_though_the_server_skips_its_rules(fleet: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "choose", lambda session, task, waiting, fewest, *, now: list(waiting))
     monkeypatch.setattr(queries, "conflict", lambda session, current, task, *, now: "")
@@ -167,7 +167,7 @@ def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_population_is_asked_so_many_times(
     fleet: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

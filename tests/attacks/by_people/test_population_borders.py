@@ -123,6 +123,7 @@ def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
         assert outsider.ask("GET", "/v1/audit")[0] == 403, who
 
 
+@pytest.mark.sampled(every=2)
 def test_those_whose_it_is_read_it(shared: Borders) -> None:
     auditor = person(shared.federation, OURS, role="auditor")
     for who, caller in (("doctor", shared.doctor), ("auditor", auditor), ("patient", shared.patient)):
@@ -157,7 +158,7 @@ def test_nobody_begins_something_with_what_is_not_theirs(shared: Borders) -> Non
     assert outsider.ask("POST", f"/v1/bundles?population={OURS}", shared.federation.bundle_file.read_bytes())[0] == 403
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle_to_both(borders: Borders) -> None:
     outsider = person(borders.federation, THEIRS)
     data = borders.federation.bundle_file.read_bytes()

@@ -53,9 +53,9 @@ class Tags(HTMLParser):
 
 def check(html: str) -> None:
     found = Tags(html)
-    name = re.compile(r"/dashboard/static/(dashboard|live)\.js\?v=[0-9a-f]{12}")
+    name = re.compile(r"/dashboard/static/(dashboard|live|insight)\.js\?v=[0-9a-f]{12}")
     files = [match and match[1] for match in (name.fullmatch(each or "") for each in found.scripts)]
-    assert files in (["dashboard"], ["dashboard", "live"]), found.scripts
+    assert files in (["dashboard"], ["dashboard", "live"], ["insight"]), found.scripts
     assert found.code == []
     # Not even a picture or a link to elsewhere.
     assert [each for each in found.addresses if not each.startswith(("/dashboard/", "#"))] == []
@@ -67,7 +67,7 @@ KNOWN = {
     "p", "form", "input", "button", "main", "h1", "h2", "h3", "section", "dl", "dt", "dd", "small", "span", "table",
     "thead", "tbody", "tr", "th", "td", "code", "progress", "time", "label", "select", "option", "textarea",
     "datalist", "caption", "figure", "figcaption", "svg", "line", "text", "path", "g", "circle", "details",
-    "summary",
+    "summary", "noscript",
 }  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def test_a_model_card_of_a_publisher_is_a_text(world: World, looker: Visitor, te
 
 
 @pytest.mark.parametrize("text", EVIL)
+@pytest.mark.sampled(every=4)
 def test_an_address_puts_no_tags_on_a_page(world: World, looker: Visitor, text: str) -> None:
     for path in ("/dashboard/login", "/dashboard/tasks", "/dashboard/devices", "/dashboard/tasks/new", "/dashboard/"):
         for name in ("next", "state", "starts", "name", "done", "after", "population", "versions"):
@@ -136,6 +137,7 @@ def busy(world: World) -> dict[str, str]:
     return fill_server(world, rounds=1)
 
 
+@pytest.mark.sampled(every=3)
 def test_somebody_of_another_population_finds_nothing_on_any_page(world: World, busy: dict[str, str]) -> None:
     """Names, ids and digests of what there is, on all pages that a token for another population opens."""
     for page in busy.values():

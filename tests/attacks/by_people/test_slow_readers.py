@@ -3,21 +3,26 @@
 Who: anybody who reaches the server, from several addresses. What they want: to keep every thread of the server busy, so
 that nobody else is answered. What stops them: downloads have threads of their own or a part of all, so that those for
 requests stay free, and a reader that is too slow is cut off. Or they keep connections open that the server closes: it
-waits for them in threads of their own.
+waits for them in threads of their own. Or they open more connections than a process may have files: the server raises
+that limit where it may, and takes no further connections where it may not.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
+import psutil
 import pytest
 import urllib3
 
@@ -35,7 +40,12 @@ from tests.support.world import World
 MEBIBYTES = 8
 """More than the kernel keeps of one connection for a reader that does not read."""
 STALL_SECONDS = 2.0
-Serve = Callable[[Settings], int]
+
+
+class Serve(Protocol):
+    """Starts the server's web processes, after calling `limit` in theirs; returns the port."""
+
+    def __call__(self, settings: Settings, limit: Callable[[], None] | None = None) -> int: ...
 
 
 @pytest.fixture
@@ -58,7 +68,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     )
     with ExitStack() as stack:
 
-        def start(settings: Settings) -> int:
+        def start(settings: Settings, limit: Callable[[], None] | None = None) -> int:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
             ready, writer = os.pipe()
             environment = children.child_environment(settings)
@@ -69,6 +79,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
                     [*command, "--pythonpath", str(tmp_path), "served:application()"],
                     env=environment,
                     pass_fds=[listener.fileno(), writer],
+                    preexec_fn=limit,
                 )
             )
             stack.callback(server.terminate)
@@ -130,7 +141,7 @@ def seconds_of_an_operator(world: World, port: int) -> float:  # noqa: F811
     return time.monotonic() - begun
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     port = serve(world.settings)
     with ExitStack() as stack:
@@ -153,3 +164,62 @@ def test_slow_readers_of_the_description_keep_nobody_from_being_answered(world: 
         # One is given it, slowly; the others wait for no thread.
         assert {reader.recv(12) for reader in readers} <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
         assert seconds_of_an_operator(world, port) < 1.0
+
+
+@pytest.mark.parametrize(("soft", "hard", "number"), [(256, 3000, 1000), (600, 600, 650)], ids=["more", "no more"])
+def test_more_connections_than_open_files_end_no_process(
+    world: World,  # noqa: F811
+    serve: Serve,
+    soft: int,
+    hard: int,
+    number: int,
+) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    bundle = world.publish()
+    port = serve(msgspec.structs.replace(world.settings, demo=False), limit)
+    with ExitStack() as stack:
+        # Already open, as of a device that waits for its round. It would be cut off with the process.
+        device = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        assert ask(device) == 200
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(number)
+        ]
+        wait_until_no_more_are_taken()
+        # They say nothing, and none of them keeps a thread, or the files that an answer needs.
+        assert seconds(lambda: ask(device)) < 1.0
+        assert ask(device, f"/v1/bundles/{bundle}", world.operator_token) == 200
+        if number < hard:
+            assert ask(strangers[-1]) == 200
+            assert seconds_of_an_operator(world, port) < 1.0
+        for each in strangers:
+            each.close()
+        assert seconds_of_an_operator(world, port) < 2.0
+        assert ask(device) == 200
+
+
+def wait_until_no_more_are_taken(still_seconds: float = 0.4) -> None:
+    """Until this process's children have had the same number of files for some time."""
+    before, since = -1, time.monotonic()
+    while time.monotonic() - since < still_seconds:
+        now = sum(child.num_fds() for child in psutil.Process().children(recursive=True))
+        if now != before:
+            before, since = now, time.monotonic()
+        time.sleep(0.05)
+
+
+def seconds(act: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    act()
+    return time.monotonic() - begun
+
+
+def ask(client: socket.socket, path: str = "/healthz", token: str = "") -> int:
+    """The status of the answer, which is read to its end."""
+    authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\n{authorization}\r\n".encode())
+    answer = HTTPResponse(client)
+    answer.begin()
+    answer.read()
+    return answer.status

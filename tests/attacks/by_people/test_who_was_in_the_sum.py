@@ -179,6 +179,7 @@ def test_nothing_else_that_is_released_has_the_exact_sum(world: World, tmp_path:
     assert digest(np.rint(released * 3 * 256)) in sums
 
 
+@pytest.mark.sampled(every=2)
 def test_asking_again_costs_again(world: World, tmp_path: Path) -> None:  # noqa: F811
     """Whoever trains the same model twice could average the noise away: the account refuses it, whatever the task."""
     noisy = equal_weights(world, tmp_path / "equal")

@@ -121,6 +121,7 @@ def test_a_device_that_has_not_decided_adds_nothing(registry: Registry, answers:
     assert (result.devices, result.contributors, result.adoption) == (2, 2, None)
 
 
+@pytest.mark.sampled(every=2)
 def test_answers_are_not_forgotten_to_be_drawn_again(tmp_path: Path) -> None:
     book = DecisionBook(tmp_path)
     keys = [content_key(f"{number:064x}", None) for number in range(MAX_DECISIONS + 3)]

@@ -133,6 +133,7 @@ def test_a_plain_round_has_the_noise_of_one_device(world: NeighbourWorld) -> Non
     check(NoiseShare(deviation=1001, steps=1000))
 
 
+@pytest.mark.sampled(every=2)
 def test_the_vector_has_noise_and_its_metrics_stay(world: NeighbourWorld) -> None:
     """What leaves the device: the same update, encoded twice, differs by the noise of two draws."""
     plan = complete(noise=ENOUGH)

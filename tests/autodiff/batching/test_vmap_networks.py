@@ -97,7 +97,7 @@ def test_a_step_graph_trains_many_clients(size: int | None, steps: int) -> None:
     assert not np.allclose(together["loss"][0], together["loss"][1])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_per_example_gradients_and_an_ensemble_of_them() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1), nn.Tanh())
     model = Model.from_torch(module, torch.zeros(1, 2, 3), dynamic_batch=False)

@@ -28,7 +28,7 @@ TUPLES = {"GatherND", "ScatterND", "Slice"}
 
 @pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_vmap(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
     def check(data: st.DataObject) -> None:
         case = data.draw(gradient_cases[key])

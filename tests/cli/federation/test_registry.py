@@ -179,7 +179,10 @@ def test_the_client_walks_all_pages(archipel: Command, digits: Path, monkeypatch
             client.models.promote("digits", number)
         assert [each.version for each in client.models.promotions("digits")] == [1, 2, 1]
         made: dict[str, Any] = json.loads(archipel("rollout", "create", str(digits / "rollout.toml"), "--json")[0])
-        assert [each.rollout_id for each in client.rollouts.list()] == [made["rollout_id"]]
+        for model in (None, "digits"):
+            assert [each.rollout_id for each in client.rollouts.list(model=model)] == [made["rollout_id"]]
+        assert made["rollout_id"] in archipel("rollout", "list", "--model", "digits")[0]
+        assert archipel("rollout", "list", "--model", "alpha", "--json")[0].strip() == "[]"
         assert list(client.tasks.metrics(_task(client))) == []
 
 

@@ -84,6 +84,16 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     assert shown["cohort"] == "4"
     assert shown["created"] == time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(task["created"]))
     assert not {"model", "ended", "hyperparameters", "concurrency"} & set(shown)  # not yet, and nothing was asked for
+    # How it stands, what it waits for, when it was made, and then the settings that were chosen.
+    places = [list(shown).index(each) for each in ("name", "state", "waiting_for", "created", "cohort", "eligibility")]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert (shown["rounds_committed"], shown["rounds"], shown["waiting"]) == ("0", "2", "0")
+    usual = {"max_staleness", "staleness_exponent", "max_examples", "mode", "deadlines", "differential_privacy"}
+    assert not usual & set(shown)
+    whole = [line.split()[0] for line in archipel("task", "show", task["task_id"], "--all")[0].splitlines()]
+    assert usual | set(shown) <= set(whole)
+    assert whole[0] == "name"
     for what, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         assert archipel("task", what, task["task_id"])[0].strip() == state
     assert json.loads(archipel("round", "list", task["task_id"], "--json")[0]) == []
@@ -272,6 +282,7 @@ def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: li
     assert "No such file" in archipel("population", "revoke-token", "z" * 64, code=1)[1]
 
 
+@pytest.mark.sampled(every=2)
 def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCHIPEL_TOKEN")
     assert "set ARCHIPEL_TOKEN" in archipel("task", "list", code=1)[1]

@@ -29,6 +29,7 @@ def world_of_ids(reached: World) -> World:  # noqa: F811
     return reached
 
 
+@pytest.mark.sampled(every=2)
 def test_a_beginning_stands_for_the_id(archipel: Command, world_of_ids: World) -> None:
     assert json.loads(archipel("task", "show", "4f2a", "--json")[0])["task_id"] == TASKS[0]
     first, second, _ = world_of_ids.devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from archipel.cli.federation.watch_lines import SLOW_SECONDS, WatchLines, size_text, status
 from archipel.protocol.operator.progress import TaskProgress
@@ -23,6 +24,7 @@ def ask(world: World, task: str) -> TaskProgress:
     return msgspec.json.decode(answer, type=TaskProgress)
 
 
+@pytest.mark.sampled(every=3)
 def test_three_rounds_in_twenty_lines(world: World) -> None:
     """With a device that leaves each round, an evaluation of each version, and looks all the time."""
     settings: dict[str, Any] = {**PLAIN, "cohort": 5, "min_cohort": 3}

@@ -88,6 +88,7 @@ def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path
         assert f"predict and training form on the {name} examples: 100.0% equal classes, signal to noise " in out
 
 
+@pytest.mark.sampled(every=2)
 def test_calibration_unlike_the_data_is_refused(archipel: Command, folder: Path) -> None:
     with np.load(folder / "data.npz") as data:
         np.save(folder / "faint.npy", data["x"] * np.float32(1e-3))

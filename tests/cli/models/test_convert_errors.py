@@ -243,6 +243,7 @@ def test_convert(wrong: str, archipel: Command, folder: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("wrong", COMPRESS)
+@pytest.mark.sampled(every=3)
 def test_compress(wrong: str, archipel: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     check(archipel, "compress", "m.onnx", "-o", str(tmp_path / "s.onnx"), *wrong.split(" "))

@@ -39,6 +39,7 @@ def data(path: Path) -> dict[str, Any]:
     return page
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_with_weights_of_rounds_and_examples(archipel: Command, tmp_path: Path, key: Path) -> None:
     tensors = open_bundle(BUNDLE, [bytes.fromhex(key.read_text())], tmp_path / "cache").parameters()
     (tmp_path / "rounds").mkdir()
@@ -102,6 +103,7 @@ def test_what_is_refused(
     assert err.count("\n") == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_the_server(tmp_path: Path, key: Path) -> None:
     command = [
         sys.executable,

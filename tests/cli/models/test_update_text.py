@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
+
 from archipel.bundle import Bundle
 from archipel.cli.models.inspect import bundle_facts
 from archipel.cli.models.update_text import update_lines
@@ -12,6 +14,7 @@ from tests.support.fixtures.strategies import make  # noqa: F401
 from tests.support.simulation import dense
 
 
+@pytest.mark.sampled(every=2)
 def test_of_a_clip_that_the_server_adapts(make: Callable[..., Bundle]) -> None:  # noqa: F811
     lines = update_lines(bundle_facts(make("fedavg", strategy_options={"clip": None, "weight_cap": 100})))
     norm = math.sqrt(sum(float(each.detach().square().sum()) for each in dense().parameters()))

@@ -68,6 +68,7 @@ def test_agreement_is_a_check(verify: Callable[..., Any], made: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "least", "bound"), [("bad", "80.0%", "--min-agreement"), ("bad-mse", "10 dB", "--min-snr")]
 )
+@pytest.mark.sampled(every=3)
 def test_a_wrong_predict_fails(name: str, least: str, bound: str, verify: Callable[..., Any], made: Path) -> None:
     data = ["--data", str(made / "data.npz")]
     out, err = verify(name, *data, code=1)

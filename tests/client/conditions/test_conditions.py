@@ -228,6 +228,7 @@ def test_this_machine_and_what_it_costs(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.sampled(every=2)
 def test_an_agent_keeps_to_them(federation: Federation, tree: Tree) -> None:
     root = tree(MACHINE)
     agent = federation.agent(0, conditions=Conditions([*probes(root), Mine()]))

@@ -49,7 +49,7 @@ def test_a_paused_device_does_nothing_until_it_is_resumed(
     assert agent.run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_pause_in_a_round_holds_it_up(federation: Federation) -> None:
     """Set while it trains, taken back a moment later: the round goes on with this device."""
 

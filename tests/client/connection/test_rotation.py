@@ -71,7 +71,7 @@ def test_a_round_with_agents_that_replaced_their_keys(federation: Federation) ->
     np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_in_a_round_it_is_put_off_until_that_is_over(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     asked: list[bool] = []
@@ -184,7 +184,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_killed_at(federation: Federation, point: str) -> None:
     agent = federation.agent(0)
     agent.close()

@@ -32,6 +32,7 @@ from tests.support.linear_bundle import POPULATION
 from tests.support.pieces import LIMIT, model, received
 
 
+@pytest.mark.sampled(every=2)
 def test_a_version_that_differs_in_one_tensor_costs_that_tensor(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str]
 ) -> None:
@@ -116,7 +117,7 @@ def versions(federation: Federation) -> list[str]:
     return digests
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_new_bundle_with_the_same_backbone(
     federation: Federation, agent: Agent, cache: Cache, keep: Callable[[bytes], str], versions: list[str]
 ) -> None:

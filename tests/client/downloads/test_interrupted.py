@@ -90,7 +90,7 @@ def test_a_source_that_goes_while_it_is_copied(
 
 
 @pytest.mark.parametrize("fault", sorted(MENDED.keys() - {"dripping"}))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_every_other_request_meets_a_fault(
     federation: Federation,
     proxy: Proxy,

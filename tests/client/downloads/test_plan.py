@@ -27,7 +27,7 @@ numbers = st.integers(0, 60)
     size=st.integers(0, 50),
     said=st.lists(st.tuples(numbers, st.integers(1, 20), st.booleans()), max_size=100),
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_steps_make_the_whole_file_once(size: int, said: list[tuple[int, int, bool]]) -> None:
     """Whatever the server says: each byte in exactly one step, in order, few requests, copies only of whole pieces."""
     pieces = [Piece(offset=o, length=n, sha256=f"{index:064x}") for index, (o, n, _) in enumerate(said)]

@@ -262,6 +262,7 @@ def test_an_answer_that_is_not_right(fuzzed: Fuzzed, step: str, cases: int) -> N
 
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.sampled(every=2)
 def test_weights_that_are_the_ones_of_the_plan_and_not_right(fuzzed: Fuzzed, cases: int) -> None:
     """The log says that they are a round's."""
     rng, server = random.Random(cases), fuzzed.server

@@ -24,7 +24,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NeighbourWorld]
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", sorted({*READ, *SENT} - {"update"}))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_an_answer_that_is_not_right(fuzzed: NeighbourWorld, step: str, cases: int) -> None:
     rng, server, agent = random.Random(f"{step} {cases}"), fuzzed.server, fuzzed.agent
     for _ in range(cases):

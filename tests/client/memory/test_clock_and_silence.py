@@ -40,7 +40,7 @@ with Agent(config, examples=lambda: examples, on_event=on_event) as agent:
 
 
 @pytest.mark.parametrize("years", [-20, 20])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_clock_that_is_wrong_by_years(federation: Federation, years: int) -> None:
     """Plans are good for a day: one that is ahead of that takes each for an old one that somebody sends again."""
     from archipel.protocol.sealed import encode

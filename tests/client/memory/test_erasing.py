@@ -119,7 +119,7 @@ def _run(folder: Path, at: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_at_each_step(federation: Federation, used: Path, tmp_path: Path, every: int) -> None:
     whole = tmp_path / "whole"
     shutil.copytree(used, whole)

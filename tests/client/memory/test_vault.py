@@ -44,6 +44,7 @@ def test_a_file_in_anothers_place_or_under_another_key_is_not_read(tmp_path: Pat
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 500), bit=st.integers(0, 7), cut=st.integers(0, 500), more=st.binary(max_size=20))
+@pytest.mark.sampled(every=2)
 def test_every_changed_bit_is_noticed(tmp_path: Path, at: int, bit: int, cut: int, more: bytes) -> None:
     vault, path = Vault(KEY), tmp_path / "model.sealed"
     vault.write(path, b"state")

@@ -40,7 +40,7 @@ def minutes() -> np.ndarray:
 
 @pytest.fixture
 def usage(federation: Federation) -> Federation:
-    """A federation whose bundle is the one of docs/operations.md, with a statistic of every kind."""
+    """A federation whose bundle is the one of docs/queries.md, with a statistic of every kind."""
     federation.bundle_file = federation.folder / "usage.bundle"
     convert(
         Minutes(),
@@ -108,7 +108,7 @@ def show(usage: Federation, round_id: str) -> str:
     return done.output
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_device_counts_more_examples_than_the_task_says(usage: Federation) -> None:
     agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
     task = usage.task(kind="analytics", bundle=usage.publish(), threshold=None, min_cohort=3, cohort=3, max_examples=10)

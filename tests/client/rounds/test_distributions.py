@@ -33,6 +33,7 @@ def plan_of(**changes: object) -> RoundPlan:
     return RoundPlan(**{**values, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_counts_itself_in_the_bin_of_its_own_model(
     make: Callable[..., Bundle],  # noqa: F811
     tmp_path: Path,

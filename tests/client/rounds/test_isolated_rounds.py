@@ -41,7 +41,7 @@ def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(fede
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_other_kinds_of_rounds(federation: Federation, kind: str) -> None:
     agents = [federation.agent(number, isolated=True) for number in range(3)]
     more: dict[str, Any] = {"metrics": {"mse": 64.0}, "max_examples": 100} if kind == "evaluation" else {}
@@ -59,7 +59,7 @@ def test_other_kinds_of_rounds(federation: Federation, kind: str) -> None:
         assert info.result.statistics["y"].value == pytest.approx(float(y.mean()), rel=1e-2)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_agent_that_waits_has_loaded_no_graph_runtime(federation: Federation) -> None:
     """In a process of its own, through a round: ONNX Runtime is in the child alone, and that is gone afterwards."""
     agent = federation.agent(0)

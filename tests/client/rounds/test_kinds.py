@@ -56,6 +56,7 @@ def test_a_plain_round_is_the_mean_in_floating_point(plain: Federation) -> None:
         assert agent.rounds[-1].result == "took_part"
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_whose_owner_allows_secure_rounds_only_refuses(
     plain: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:

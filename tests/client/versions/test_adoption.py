@@ -58,7 +58,7 @@ def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) 
         assert again.model(MODEL).state.a.version == 1  # to return to
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_weights_of_a_task_and_what_is_personal(registry: Registry) -> None:
     """A round moves the personal offset of each device; the next version of the model goes on with it."""
     agents = [registry.device(number) for number in range(3)]
@@ -97,6 +97,7 @@ def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Registry
     np.testing.assert_allclose(slots.predict(X), registry.answer(1, kept.personal["b"]), rtol=1e-5)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_worse_version_is_kept_out_and_tried_again(registry: Registry) -> None:
     now = [1e9]
     agent = registry.device()
@@ -238,6 +239,7 @@ def test_a_rollout_with_its_gate(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("how", ["no evaluate program", "no labelled examples"])
+@pytest.mark.sampled(every=2)
 def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Registry, how: str) -> None:
     more: dict[str, Any] = {"examples": lambda: {"x": X}} if how == "no labelled examples" else {}
     agent = registry.device(**more)
@@ -251,6 +253,7 @@ def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Regist
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error", "data.npz"), ClientError("the store is damaged")])
+@pytest.mark.sampled(every=2)
 def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Registry, error: Exception) -> None:
     now, broken = [1e9], [True]
 
@@ -401,6 +404,7 @@ def test_predictions_go_on_while_versions_are_adopted(registry: Registry) -> Non
     np.testing.assert_allclose(slots.predict(X), registry.answer(3), rtol=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 def test_another_process_loads_what_runs(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()

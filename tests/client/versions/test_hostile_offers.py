@@ -153,6 +153,7 @@ def test_older_weights_come_back_only_with_an_entry_in_the_log(
     assert agent.models == {MODEL: 2}
 
 
+@pytest.mark.sampled(every=2)
 def test_several_offers_of_one_model_and_more_models_than_there_may_be(
     registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
 ) -> None:

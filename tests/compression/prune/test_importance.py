@@ -66,7 +66,7 @@ def test_taylor_against_pytorch(model: Model, module: nn.Module, data: tuple[np.
         np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=1e-3 * values.max())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_magnitudes_by_hand(model: Model) -> None:
     groups = channel_groups(model)
     weights = model.parameters

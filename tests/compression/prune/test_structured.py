@@ -112,7 +112,7 @@ def compare(model: Model, feed: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", ["opt_mnist", "cifar10_cnn_winml", "ultraface_rfb_320"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_models_from_elsewhere(name: str) -> None:
     if not DATA.is_dir():
         if os.environ.get("CI") == "true":
@@ -190,7 +190,7 @@ def work_of(digits: tuple[CompressedModel, Examples, Examples]) -> Work:
     PruneChannels(flops=0.5, examples=128), PruneChannels(flops=0.3, criterion="l2", scope="layer", round_to=1),
     PruneChannels(size=0.5, criterion="l1"), PruneChannels(size=0.5, examples=128, iterations=2),
 ], ids=str)  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 def test_a_goal_is_reached_and_hardly_overshot(part: PruneChannels, digits: tuple) -> None:
     model, work = digits[0], work_of(digits)
     small = part.apply(model, work)

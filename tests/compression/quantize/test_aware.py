@@ -60,7 +60,7 @@ def test_fixed_steps(network: Model, labelled: Examples, apply: Apply) -> None:
         np.testing.assert_array_equal(after.parameters[name], network.parameters[name])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_step_of_a_learned_scale_against_pytorch(apply: Apply) -> None:
     """SGD on r with scale exp(r), r = 0: r - lr scale dL/dscale, with PyTorch's fake quantization."""
     torch.manual_seed(0)
@@ -84,6 +84,7 @@ def test_one_step_of_a_learned_scale_against_pytorch(apply: Apply) -> None:
     np.testing.assert_allclose(scales(after)[name], expected.reshape(()), rtol=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Apply) -> None:
     with pytest.raises(CompressionError, match="put StaticInt8 before it"):
         apply(network, QuantizationAware(), labelled)

@@ -62,6 +62,7 @@ def test_what_only_moves_numbers_behind_a_layer(behind: str, rounding: str, tmp_
 
 
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.sampled(every=2)
 def test_the_last_layers_answers_are_not_rounded(activations: str) -> None:
     """No layer reads them, so there is nothing to be gained by it: the sums of integers come out as they are."""
     torch.manual_seed(0)

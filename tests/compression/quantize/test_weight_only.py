@@ -111,6 +111,7 @@ def test_four_bits_take_four_bits(apply: Apply, run: Run, stored: Stored) -> Non
     assert len(deployed.to_bytes()) < 512 * 128 // 2 + 4 * 128 * 8 + 4 * 128 + 4000
 
 
+@pytest.mark.sampled(every=2)
 def test_shares_lose_less(apply: Apply, run: Run) -> None:
     rng = np.random.default_rng(0)
     network = nn.Linear(512, 64, bias=False)

@@ -90,6 +90,7 @@ def test_best_and_fronts(found: SearchResult) -> None:
     assert f"point {found.best.number} meets" in found.verdict()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_point_is_made_again_byte_for_byte(digits: Digits, found: SearchResult, tmp_path: Path) -> None:
     trained = next(p for p in found.points if "FineTune" in p.title)
     for point in (found.points[0], trained):
@@ -143,7 +144,7 @@ def test_killed_and_resumed_it_tries_the_same(digits: Digits, found: SearchResul
     assert not list((tmp_path / "work").glob("running-*"))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_progress_can_stop_it(digits: Digits, tmp_path: Path) -> None:
     seen: list[SearchProgress] = []
 

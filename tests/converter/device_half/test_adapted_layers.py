@@ -85,7 +85,7 @@ def layouts() -> Model:
     return Model.from_proto(proto, weights)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_adapters_on_weights_in_other_layouts(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     source, (x, y) = layouts(), data
     bundle = make("lora", source, strategy_options={"rank": 2}, epochs=3)

@@ -272,6 +272,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
 
 
 @pytest.mark.parametrize(("strategy", "options", "error", "text"), REFUSED)
+@pytest.mark.sampled(every=3)
 def test_what_a_strategy_cannot_have_is_refused(
     make: Make, tmp_path: Path, strategy: str, options: dict, error: type[ArchipelError], text: str
 ) -> None:

@@ -172,6 +172,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.sampled(every=3)
 def test_refusals_say_why(case: str) -> None:
     module, example, options, message = REFUSED[case]
     with pytest.raises(ModelImportError, match=message):

@@ -156,6 +156,7 @@ def test_any_bytes_are_refused_or_rows(tmp_path_factory: pytest.TempPathFactory,
     assert str(path) in named
 
 
+@pytest.mark.sampled(every=2)
 def test_adult_census_against_plain_python() -> None:
     path = folder("adult") / "adult.data.gz"
     with gzip.open(path, "rt") as file:

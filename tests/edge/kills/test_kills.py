@@ -100,7 +100,7 @@ def test_how_many_points_there_are(tmp_path: Path, who: Who) -> None:
         for kill in range(1, points)
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_kill_at_any_point(tmp_path: Path, who: Who, kill: int) -> None:
     with open_edge_world(tmp_path, coordinates=False) as world:
         run(world, who, kill)

@@ -198,7 +198,7 @@ def test_everything_was_on_disk_that_should_be(seen: Seen) -> None:
     assert any(seen.round.round_id in data.decode() for data in seen.files["requests.log"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_masked_updates_can_be_found(seen: Seen) -> None:
     """The search below finds what is there: the masked vectors lie in the spool, as they were sent."""
     everything = b"\0".join(data for versions in seen.files.values() for data in versions)

@@ -97,7 +97,7 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Loads, name: str) -> 
 
 
 @needs_openvino
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_interrupted_fit_ends_bit_for_bit_where_an_uninterrupted_one_ends(load: Loads, tmp_path: Path) -> None:
     x, y = data("digits")
     options: dict[str, Any] = {"epochs": 2, "batch_size": 12, "seed": 1, "checkpoint_every": 0.0}
@@ -151,6 +151,7 @@ def test_an_operator_that_it_lacks_is_named(make_bundle: BundleMaker, r: type[Ro
 
 
 @needs_openvino
+@pytest.mark.sampled(every=2)
 def test_functions_that_it_does_not_look_into_are_named(load: Loads) -> None:
     runtime = load("functions", ["openvino", "cpu"])
     runtime.fit(*data("digits", 8))
@@ -162,6 +163,7 @@ def test_functions_that_it_does_not_look_into_are_named(load: Loads) -> None:
 
 @needs_openvino
 @pytest.mark.parametrize("label", [10, -1, 10**6])
+@pytest.mark.sampled(every=2)
 def test_labels_that_the_model_does_not_have_change_nothing(load: Loads, label: int) -> None:
     x, y = data("digits", 8)
     y[5] = label

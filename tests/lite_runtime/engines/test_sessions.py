@@ -152,6 +152,7 @@ print(*used)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux how memory is used")
+@pytest.mark.sampled(every=2)
 def test_programs_use_the_same_memory_one_after_the_other(
     make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[Roles]
 ) -> None:

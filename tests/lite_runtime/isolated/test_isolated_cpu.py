@@ -111,7 +111,7 @@ def turns(trainable: Path, trusted: list[bytes]) -> int:
     return int(turns * 0.1 / took)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_has_its_time_in_all_and_each_request_its_own(
     trainable: Path, trusted: list[bytes], turns: int
 ) -> None:
@@ -174,6 +174,7 @@ def test_what_cannot_be_a_limit(trainable: Path, trusted: list[bytes]) -> None:
         np.testing.assert_array_equal(runtime.predict(N(1)), W)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_signal_that_the_parent_ignores_still_ends_the_child(operator: Path, trusted: list[bytes]) -> None:
     before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
     try:

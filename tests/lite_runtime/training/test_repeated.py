@@ -107,6 +107,7 @@ def test_a_loss_that_is_not_finite_loses_one_step(rt: Runtime, bad: int) -> None
         np.testing.assert_allclose(rt.parameters()[name], array, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sampled(every=2)
 def test_tensors_that_stay_are_trained_one_step_at_a_time(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data(8 * K)
     name = next(iter(rt.parameters()))
@@ -118,6 +119,7 @@ def test_tensors_that_stay_are_trained_one_step_at_a_time(rt: Runtime, monkeypat
     assert moved == [name]
 
 
+@pytest.mark.sampled(every=2)
 def test_it_is_not_named_itself(rt: Runtime) -> None:
     x, y = data(8)
     with pytest.raises(RuntimeInputError, match=r"'train\.several' makes 4 steps at once; name 'train'"):

@@ -69,7 +69,7 @@ def test_what_does_not_go_together(policy: PrivacyPolicy, asked: dict[str, Any],
 
 
 def test_the_sizes_that_operators_are_told() -> None:
-    page = Path(__file__).parents[3] / "docs" / "operations.md"
+    page = Path(__file__).parents[3] / "docs" / "tasks.md"
     text = " ".join(page.read_text(encoding="utf-8").split())
     sentence = re.search(
         r"For 1,000 devices and a third of colluders that is (\d+) neighbours and threshold (\d+), or (\d+) and (\d+) "

@@ -33,6 +33,7 @@ def plain_sum(given: dict[int, Any], bits: int = 24) -> Any:
 
 
 @pytest.mark.parametrize("server", ["semi-honest", "malicious"])
+@pytest.mark.sampled(every=2)
 def test_the_sum_of_a_cohort_from_which_some_leave_at_every_step(server: str) -> None:
     assumed = Assumptions(0.1, 0.3, server, security=8, correctness=8)  # type: ignore[arg-type]
     run = make(24, assumed)

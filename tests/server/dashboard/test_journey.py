@@ -15,6 +15,7 @@ def visitor(world: World) -> Visitor:
     return Visitor(world, access_token(world, "operator")[0])
 
 
+@pytest.mark.sampled(every=2)
 def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visitor: Visitor) -> None:
     devices = world.add_devices(5)
     bundle = world.publish()
@@ -56,6 +57,7 @@ def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visit
     assert "revoked" in visitor.words("/dashboard/devices?state=revoked")
 
 
+@pytest.mark.sampled(every=3)
 def test_what_an_operator_did_is_in_the_audit_log(world: World) -> None:
     token, token_id = access_token(world, "operator")
     operator = Visitor(world, token)
@@ -111,4 +113,6 @@ def test_a_rollout_with_a_gate(world: World, visitor: Visitor) -> None:
     assert [(each["percent"], each["soak_seconds"]) for each in shown["stages"]] == [(50, 60), (100, 30)]
     words = visitor.words(rollout)
     assert "accuracy, higher is better" in words
-    assert "version 2" in visitor.words("/dashboard/rollouts")
+    for path in ("/dashboard/rollouts", "/dashboard/rollouts?model=digits"):
+        assert "version 2" in visitor.words(path)
+    assert "There is no such rollout" in visitor.words("/dashboard/rollouts?model=another")

@@ -58,6 +58,7 @@ def words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
+@pytest.mark.sampled(every=3)
 def test_a_page_shows_each_phase_soon_after_it_began(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
     devices = world.add_devices(3)
@@ -118,6 +119,7 @@ def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) 
         assert ('id="live-cards"' in again.data, 'id="live-curves"' in again.data) == (False, True)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_page_that_shows_it_already_is_sent_nothing(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
     shown = re.search(r'data-version="([0-9a-f]{16}[.][0-9a-f]{16})"', visitor.page(f"/dashboard/tasks/{task}"))
@@ -209,6 +211,7 @@ def someone(number: int = 0) -> Viewer:
     return Viewer(Identity("auditor", str(number)), bytes([number]), "other")
 
 
+@pytest.mark.sampled(every=2)
 def test_what_many_watch_is_made_once_and_wakes_these_alone() -> None:
     stamp: dict[str, object] = {"a": 0, "b": 0}
     live, made = make_hub(stamp)

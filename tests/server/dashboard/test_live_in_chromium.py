@@ -28,6 +28,7 @@ SOON = 2000.0
 STOP_SECONDS = 20
 
 
+@pytest.mark.sampled(every=3)
 def test_the_five_questions_within_two_seconds(world: World, chromium: Browser) -> None:
     task = world.create_task(rounds=2, evaluate_every=1, **{**PLAIN, "cohort": 4, "min_cohort": 3})["task_id"]
     devices = world.add_devices(4)
@@ -158,6 +159,7 @@ def watched(
     return took
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_on_a_real_server_which_is_restarted(
     chromium: Browser, server: Server, data_folder: DataFolder, bundle_file: Path
 ) -> None:
@@ -176,7 +178,7 @@ def test_rounds_on_a_real_server_which_is_restarted(
         assert server.stop() == 0
         # Open pages do not keep it from ending: it would wait for them so long.
         assert time.monotonic() - began < STOP_SECONDS
-        expect(link).to_contain_text("The connection is lost", timeout=SOON)
+        expect(link).to_contain_text("The connection is lost", timeout=3 * SOON)
         server.start(port, stop_seconds=str(STOP_SECONDS))
         expect(link).to_have_text("Live: news comes by itself.", timeout=15_000)
         context.close()

@@ -56,3 +56,16 @@ def test_who_is_not_logged_in_gets_the_login_and_nothing_else(world: World, cook
             assert answer.headers["Location"].startswith("/dashboard/login?next="), line
         else:
             assert answer.status_code == 401, line
+
+
+def test_who_is_bound_to_populations_is_not_led_to_the_audit_log(world: World) -> None:
+    """It is of all populations, and the API does not show it to them either."""
+    bound, free = (
+        Visitor(world, access_token(world, "auditor", **more)[0]) for more in ({"populations": ["pupils"]}, {})
+    )
+    assert 'href="/dashboard/audit"' in free.page("/dashboard/")
+    assert free.get("/dashboard/audit").status_code == 200
+    assert 'href="/dashboard/audit"' not in bound.page("/dashboard/")
+    answer = bound.get("/dashboard/audit")
+    assert answer.status_code == 403
+    assert "not for the role &#39;auditor&#39; of some populations" in answer.get_data(as_text=True)

@@ -123,6 +123,7 @@ def test_who_is_set_aside_is_not_held(world: World) -> None:
     assert seconds < LONG / 2
 
 
+@pytest.mark.sampled(every=2)
 def test_a_crowd_is_not_held(world: World) -> None:
     settings = msgspec.structs.replace(world.settings, check_ins_per_second=0.1)
     world.app = create_app(settings, clock=world.clock)

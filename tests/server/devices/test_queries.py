@@ -15,7 +15,7 @@ import pytest
 from archipel.bundle import decode_manifest
 from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
-from archipel.server.database.tables import BundleRow
+from archipel.server.database.tables import BundleRow, Round, Task
 from archipel.server.devices.queries import _cells, _divide_cells
 from tests.support.devices import ANSWERED, Device, Keys
 from tests.support.world import World
@@ -76,7 +76,7 @@ def ids(devices: Sequence[Device]) -> list[str]:
     return sorted(device.id for device in devices)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_were_never_asked_come_first(world: World) -> None:
     devices = world.add_devices(8)
     first, _ = ask(world, devices[:4])
@@ -129,7 +129,7 @@ def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: World) -> None
     assert found["result"]["contributors"] == 4
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_population_is_asked_so_many_times(world: World) -> None:
     devices = world.add_devices(3)
     for _ in range(6):
@@ -213,6 +213,21 @@ def test_no_combination_of_sums_tells_of_fewer_than_a_cell() -> None:
         told = [sum(f for f, each in zip(factors, sets) if device in each) for device in range(9)]
         for value in {*told} - {0}:
             assert told.count(value) >= 3
+
+
+@pytest.mark.sampled(every=2)
+def test_a_sum_for_the_upstream_server_counts_whatever_became_of_it(world: World) -> None:
+    """Five of six with examples, whose sum went up; then three of them: the difference would be that of two."""
+    devices = world.add_devices(6)
+    first, _ = ask(world, devices, empty=devices[5:])
+    with world.services.database.write() as session:
+        # What is left of a round for the upstream server that had its sum and was given up.
+        told = session.get_one(Round, first["round_id"])
+        told.phase = "failed"
+        session.get_one(Task, told.task_id).upstream = "sites"
+    failed, _ = ask(world, devices[:3])
+    assert failed["phase"] == "failed"
+    assert "would tell of fewer than 3 devices with examples alone" in failed["reason"]
 
 
 @pytest.mark.sampled(every=2)

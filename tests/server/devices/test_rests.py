@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from archipel.protocol import messages
 from archipel.protocol.moments import moment
 from archipel.server.database.fault_tables import Rest
@@ -55,6 +57,7 @@ def give(world: World, devices: list[Device]) -> None:
     world.settle()
 
 
+@pytest.mark.sampled(every=3)
 def test_each_time_it_rests_twice_as_long(world: World) -> None:
     plain(world, cohort=4, rounds=9)
     devices = world.add_devices(4)
@@ -75,6 +78,7 @@ def test_each_time_it_rests_twice_as_long(world: World) -> None:
     assert waits(world) == {}
 
 
+@pytest.mark.sampled(every=2)
 def test_where_no_round_can_begin_without_it_no_rest_grows(world: World) -> None:
     """What made it leave may be over, and the others would wait for hours otherwise."""
     task = plain(world)
@@ -124,6 +128,7 @@ def test_a_revoked_device_is_no_other_one(world: World) -> None:
     assert taken(world, devices[:3]) == {device.id for device in devices[:3]}
 
 
+@pytest.mark.sampled(every=2)
 def test_only_rounds_of_the_same_kind_with_the_same_bundle_leave_it_out(world: World) -> None:
     task = plain(world)
     devices = world.add_devices(3)

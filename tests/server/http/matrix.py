@@ -1,4 +1,4 @@
-"""Who may call what: every route, written by hand from docs/operations.md ("Who may do what") and SECURITY.md.
+"""Who may call what: every route, written by hand from docs/access.md ("Who may do what") and SECURITY.md.
 
 Nothing here is taken from the route table: whoever adds a route or changes a right adds or changes a line here.
 

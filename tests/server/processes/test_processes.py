@@ -263,7 +263,7 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     assert server.children() == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_log_files_of_a_bounded_size(server: Server, data_folder: DataFolder) -> None:
     """Three web processes on one file: every request is in one of them, once."""
     url = server.start(workers="3", log_bytes="3000", logs_kept="500")

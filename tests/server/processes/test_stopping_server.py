@@ -38,7 +38,7 @@ def test_counts_of_the_last_minute_are_written(data_folder: DataFolder) -> None:
     assert rows == [("server", "access.refused", '{"count": 3, "sources": 1, "address:127.0.0.1": 3}')]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_says_that_it_stops_and_finishes_what_is_under_way(
     data_folder: DataFolder, device_maker: type[Device], bundle_maker: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -97,6 +97,17 @@ def test_a_server_says_that_it_stops_and_finishes_what_is_under_way(
         assert database.execute("SELECT expires FROM leases").fetchall() == [(0.0,)]
     assert answers[devices[0].id] == hashlib.sha256(body).hexdigest()
     assert set(answers) == {device.id for device in devices}
+
+
+def test_a_connection_that_says_nothing_does_not_hold_up_the_end(data_folder: DataFolder) -> None:
+    server = Server(data_folder[0])
+    host, port = server.start(stop_seconds="60").removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as silent:
+        time.sleep(0.5)
+        begun = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begun < stretched(10)
+        assert silent.recv(1) == b""
 
 
 def is_gone(host: str, port: int) -> bool:

@@ -67,7 +67,7 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
     assert err == "archipel: task 't' cancelled: cancelled by the operator\n"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_outage_is_not_waited_for_for_ever(
     server: Server, operator: OperatorClient, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

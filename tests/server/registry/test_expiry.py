@@ -26,6 +26,7 @@ def ending(world: World) -> Fleet:
     return fleet
 
 
+@pytest.mark.sampled(every=2)
 def test_an_offer_ends_with_its_bundle(world: World, ending: Fleet) -> None:
     known, new = world.add_devices(2)
     known.versions, new.versions = {MODEL: 1}, {}

@@ -41,6 +41,7 @@ def test_of_training_the_cohort_and_the_sum_of_weights(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
+@pytest.mark.sampled(every=2)
 def test_of_the_others_the_result(world: World, kind: str) -> None:
     settings = {"metrics": RANGES, "max_examples": 100} if kind == "evaluation" else {}
     task = world.create_task(kind=kind, privacy="plain", cohort=3, threshold=None, **settings)

@@ -111,7 +111,7 @@ def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> N
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], server.points
 
 
-@pytest.mark.sampled(every=122)
+@pytest.mark.sampled(every=244)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_everything_happens_once(world: World, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)

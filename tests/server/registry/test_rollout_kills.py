@@ -175,6 +175,7 @@ def take_over(world: World, second: Coordinator) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["stage", "promotion", "rollback"])
+@pytest.mark.sampled(every=2)
 def test_who_was_replaced_after_it_looked_changes_nothing(
     world: World, fleet: Fleet, rivals: tuple[Coordinator, Coordinator], monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:

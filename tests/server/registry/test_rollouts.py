@@ -48,6 +48,7 @@ def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: 
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -73,6 +74,7 @@ def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate={"worst": 0.8})
     inside, _ = fleet.enrol(rollout, 3)
@@ -112,19 +114,25 @@ def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet)
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: World, fleet: Fleet) -> None:
+@pytest.mark.parametrize(("come", "waited"), [(0, "none"), (2, "2")])
+def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(
+    world: World, fleet: Fleet, come: int, waited: str
+) -> None:
     rollout = fleet.begin()
-    fleet.enrol(rollout, 3)  # nobody comes
+    inside, _ = fleet.enrol(rollout, 3)
     world.clock.now += 60
     world.settle()
     assert fleet.show(rollout)["state"] == "evaluating"
     world.clock.now += 599
     world.settle()
     assert fleet.show(rollout)["state"] == "evaluating"
+    for device in inside[:come]:
+        device.check_in()
     world.clock.now += 1
     world.settle()
     shown = fleet.show(rollout)
     said = "the evaluation had no result in time: that of the candidate needs 3 devices at a time"
+    said += f", and {waited} waited at the end"
     assert (shown["state"], shown["reason"]) == ("rolled_back", said)
     stage = shown["stages"][0]
     assert (stage["passed"], stage["candidate"]["state"], stage["baseline"]) == (None, "cancelled", None)
@@ -132,6 +140,7 @@ def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: Worl
 
 
 @pytest.mark.parametrize("seconds", [40.0, 3600.0])
+@pytest.mark.sampled(every=3)
 def test_a_stage_with_fewer_devices_than_may_take_part_is_measured_in_time(
     world: World, fleet: Fleet, seconds: float
 ) -> None:
@@ -172,6 +181,7 @@ def test_too_few_examples_are_no_result(world: World, fleet: Fleet) -> None:
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
+@pytest.mark.sampled(every=2)
 def test_only_devices_of_the_stage_evaluate(world: World, fleet: Fleet) -> None:
     """And of these only those for which the expression is true, and no more than were asked for."""
     rollout = fleet.begin(eligibility='app == "2.0"', gate={"max_devices": 4})
@@ -218,6 +228,7 @@ def test_a_pause_stops_the_soaking_and_what_was_left_of_it_is_left(world: World,
     assert actions(world, "rollout.")[:3] == ["rollout.create", "rollout.pause", "rollout.resume"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_pause_while_evaluating_holds_the_evaluation(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -347,7 +358,9 @@ def at_once(fleet: Fleet, requests: list[tuple[str, dict[str, Any]]]) -> list[in
 def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None:
     asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": "none"}
     assert at_once(fleet, [("/v1/rollouts", asked)] * 6) == [201] + [409] * 5
-    assert len(fleet.get("rollouts")["items"]) == 1
+    [made] = fleet.get("rollouts")["items"]
+    assert fleet.get(f"rollouts?model={MODEL}")["items"] == [made]
+    assert fleet.get("rollouts?model=another")["items"] == []
 
 
 def test_first_promotions_of_a_population_at_the_same_time(world: World) -> None:

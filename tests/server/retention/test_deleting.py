@@ -66,6 +66,7 @@ def test_a_deleted_version_says_so_everywhere(world: World) -> None:
         assert list(session.scalars(select(WeightsEntry.weights).order_by(WeightsEntry.number))) == weights
 
 
+@pytest.mark.sampled(every=2)
 def test_nobody_can_use_what_is_deleted(world: World) -> None:
     task = train(world, 3)
     weights = weights_of(world, task)
@@ -190,6 +191,7 @@ def test_the_same_bytes_may_come_again(world: World, days: float) -> None:
     assert (statuses(world, [old]), there(world, [old])) == ([200], [True])
 
 
+@pytest.mark.sampled(every=2)
 def test_a_file_that_is_removed_while_it_is_stored_again_is_not_named(world: World) -> None:
     task = train(world, 2)
     old = weights_of(world, task)[0]
@@ -207,6 +209,7 @@ def test_a_file_that_is_removed_while_it_is_stored_again_is_not_named(world: Wor
     assert (deleted(world, [old]), there(world, [old])) == ([False], [True])
 
 
+@pytest.mark.sampled(every=2)
 def test_bytes_of_another_kind_keep_the_file(world: World) -> None:
     """A blob has one file however many kinds of rows it has."""
     old = weights_of(world, train(world, 2))[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
 from sqlalchemy import update
 
 from archipel.server.database.tables import Blob
@@ -15,6 +16,7 @@ from tests.support.fixtures.commands import archipel  # noqa: F401
 from tests.support.world import World
 
 
+@pytest.mark.sampled(every=2)
 def test_a_dry_run_and_the_real_one(
     world: World,
     archipel: Command,  # noqa: F811

@@ -100,6 +100,7 @@ def test_a_deletion_that_comes_during_a_promotion_leaves_the_version(world: Worl
     assert deleted(world, versions) == [False, False, True, False]
 
 
+@pytest.mark.sampled(every=2)
 def test_whoever_comes_first_wins_and_nothing_promoted_is_deleted(world: World, versions: list[str]) -> None:
     """Both at once, without anything that orders them."""
     start = threading.Barrier(3)

@@ -42,6 +42,7 @@ class TestOff:
         assert deleted(world, weights) == [False] * 4
 
 
+@pytest.mark.sampled(every=2)
 def test_the_newest_and_the_young_stay(world: World) -> None:
     weights = weights_of(world, train(world, 4))
     pass_days(world, 9.9)
@@ -91,6 +92,7 @@ class TestProposed:
         assert deleted(world, weights) == [True, True, False]
 
 
+@pytest.mark.sampled(every=2)
 def test_what_is_promoted_and_what_a_rollback_goes_back_to_stays(world: World) -> None:
     task = train(world, 6)
     weights = weights_of(world, task)[1:]
@@ -107,6 +109,7 @@ def test_what_is_promoted_and_what_a_rollback_goes_back_to_stays(world: World) -
     assert deleted(world, weights) == [False, True, True, True, False, False]
 
 
+@pytest.mark.sampled(every=2)
 def test_both_versions_of_a_rollout_stay_until_it_has_ended(world: World) -> None:
     task = train(world, 5)
     weights = weights_of(world, task)[1:]
@@ -123,6 +126,7 @@ def test_both_versions_of_a_rollout_stay_until_it_has_ended(world: World) -> Non
     assert deleted(world, weights) == [False, True, True, False, False]
 
 
+@pytest.mark.sampled(every=2)
 def test_the_same_bytes_stay_while_one_use_keeps_them(world: World) -> None:
     # Version 0 of all trainings of a bundle has its own weights.
     old = train(world, 2)

@@ -232,6 +232,7 @@ def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypat
     same(parameters(world, task), {name: first[name] + second[name] for name in first})
 
 
+@pytest.mark.sampled(every=2)
 def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: World) -> None:
     task = asynchronous(world, privacy="secure", cohort=3, threshold=3, concurrency=6, rounds=2)
     devices = world.add_devices(6)

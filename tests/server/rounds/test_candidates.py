@@ -76,6 +76,7 @@ def test_a_device_contributes_no_more_often_than_allowed(world: World) -> None:
     assert members(world, task) == [{device.id for device in each} for each in (first, second)]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_failed_round_is_no_contribution(world: World) -> None:
     task = world.create_task(cohort=3, max_contributions=1)
     devices = phones(world, 3)
@@ -89,6 +90,7 @@ def test_a_failed_round_is_no_contribution(world: World) -> None:
     assert [each["phase"] for each in world.rounds(task["task_id"])] == ["failed", "committed"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_rests(world: World) -> None:
     task = world.create_task(rounds=2, cohort=3, rest_seconds=600.0)
     devices = phones(world, 3)
@@ -161,6 +163,7 @@ def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: World) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
+@pytest.mark.sampled(every=2)
 def test_it_says_so_when_all_have_given_what_they_may(world: World, privacy: str) -> None:
     plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous"} if privacy == "plain" else {}
     task = world.create_task(rounds=2, cohort=3, max_contributions=1, **plain)

@@ -57,7 +57,7 @@ def rows(world: World) -> list[PrivacyEvent]:
         return list(session.query(PrivacyEvent).order_by(PrivacyEvent.number))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_take_back_noise_of_earlier_ones(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=12, cohort=3)["task_id"]
     groups, before, noise = in_turns(noisy, 2), np.zeros(ENTRIES), []
@@ -96,6 +96,7 @@ def test_the_account_is_that_of_devices_that_come_as_often_as_they_may(noisy: Wo
         assert spent["releases"] == number + 1
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_rests_until_others_had_their_rounds(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(separation=3), rounds=3, cohort=3)["task_id"]
     groups = in_turns(noisy, 3)
@@ -134,6 +135,7 @@ def test_a_sum_with_a_device_that_came_too_early_is_not_looked_at(
     assert len(rows(noisy)) == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_that_is_aggregated_again_adds_the_same_noise_and_is_paid_for_once(
     noisy: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_round_that_is_aggregated_again_adds_the_same_noise_and_is_paid_for_on
     assert len(rows(noisy)) == 2
 
 
+@pytest.mark.sampled(every=2)
 def test_of_two_coordinators_that_draw_noise_for_one_sum_one_adds_it(
     noisy: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ def test_of_two_coordinators_that_draw_noise_for_one_sum_one_adds_it(
         each.database.dispose()
 
 
+@pytest.mark.sampled(every=2)
 def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -222,7 +226,7 @@ def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> N
     assert noisy.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_kill_leaves_no_noise_that_is_not_needed(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after a round was paid for, and before the oldest noise was deleted."""
     noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)
@@ -266,6 +270,7 @@ def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatc
     assert max(alive) <= 2
 
 
+@pytest.mark.sampled(every=2)
 def test_a_task_whose_noise_is_lost_ends_before_devices_work_for_it(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -279,6 +284,7 @@ def test_a_task_whose_noise_is_lost_ends_before_devices_work_for_it(noisy: World
     assert "noise of the task's earlier rounds is lost" in shown["reason"]
 
 
+@pytest.mark.sampled(every=2)
 def test_noise_that_is_lost_in_a_round_fails_it_unpaid(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -297,6 +303,7 @@ def test_noise_that_is_lost_in_a_round_fails_it_unpaid(noisy: World) -> None:
     assert len(rows(noisy)) == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_a_target_gives_coefficients_and_noise(noisy: World) -> None:
     wanted = {"mechanism": "correlated", "epsilon": 8.0, "delta": 1e-5, "separation": 2}
     task = noisy.create_task(differential_privacy=wanted, rounds=3, cohort=3)

@@ -86,7 +86,7 @@ def sensitivity(steps: int) -> float:
     return math.sqrt(steps**2 + ENTRIES / 4 + math.sqrt(2 * 0.5) * (steps + math.sqrt(ENTRIES) / 2))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_new_model_is_the_mean_with_the_noise_of_all_devices(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=distributed(0.05), rounds=5, **COHORT)
     devices = noisy.add_devices(6)
@@ -147,6 +147,7 @@ def test_a_device_that_leaves_makes_the_round_dearer(noisy: World) -> None:
     assert 1.0 <= event["noise_multiplier"] < 1.01
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_that_is_aggregated_again_is_paid_for_once(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is in what devices sent, so looking at it again tells nothing new."""
     task = noisy.create_task(differential_privacy=distributed(1.0), **COHORT)
@@ -166,6 +167,7 @@ def test_a_round_that_is_aggregated_again_is_paid_for_once(noisy: World, monkeyp
     assert len(rows(noisy)) == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_a_target_is_planned_with_the_fewest_devices(noisy: World, tmp_path: Path) -> None:
     wanted = {"mechanism": "distributed", "epsilon": 8.0, "delta": 1e-5}
     task = noisy.create_task(differential_privacy=wanted, rounds=2, **COHORT)
@@ -244,6 +246,7 @@ def test_devices_that_cannot_add_noise_are_not_taken(noisy: World) -> None:
         ({"protocol": "neighbours"}, "protocol"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_what_it_does_not_go_with(noisy: World, settings: dict[str, Any], message: str) -> None:
     values = {
         "name": "x", "population": "pupils", "rounds": 1, "differential_privacy": distributed(),
@@ -272,6 +275,7 @@ def test_a_policy_that_asks_for_noise_gets_no_task_without(world: World, tmp_pat
     assert world.operator("POST", "/v1/tasks", {**values, "differential_privacy": distributed(1.0)})[0] == 201
 
 
+@pytest.mark.sampled(every=2)
 def test_over_neighbours_the_noise_is_for_the_fewest_that_hide_each_other(world: World, tmp_path: Path) -> None:
     """Devices that take the server to be malicious count on three of ten, and are charged for no more."""
     folder = tmp_path / "over"

@@ -139,6 +139,7 @@ def test_a_deadline_that_the_task_gives_is_kept(world: World) -> None:
     assert waits(world, devices) == 100.0
 
 
+@pytest.mark.sampled(every=2)
 def test_another_kind_of_task_is_measured_by_itself(world: World) -> None:
     task = plain(world, rounds=3)
     devices = world.add_devices(5)
@@ -153,6 +154,7 @@ def test_another_kind_of_task_is_measured_by_itself(world: World) -> None:
     assert waits(world, devices) == 180.0
 
 
+@pytest.mark.sampled(every=2)
 def test_after_a_round_in_which_many_were_missing_the_default_holds(world: World) -> None:
     plain(world)
     devices = world.add_devices(5)
@@ -164,6 +166,7 @@ def test_after_a_round_in_which_many_were_missing_the_default_holds(world: World
     assert waits(world, devices) == 180.0
 
 
+@pytest.mark.sampled(every=2)
 def test_every_phase_of_a_secure_round_is_measured(world: World) -> None:
     task = world.create_task(cohort=3, min_cohort=3, rounds=5)
     devices = world.add_devices(3)

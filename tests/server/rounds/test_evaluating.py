@@ -64,6 +64,7 @@ def test_every_second_version_is_evaluated_and_training_waits_for_it(world: Worl
     assert [each["evaluation"] for each in metrics(world, task)] == [None, second["evaluation"], None]
 
 
+@pytest.mark.sampled(every=2)
 def test_an_evaluation_that_cannot_begin_or_fails_stops_no_training(world: World) -> None:
     task = world.create_task(rounds=3, evaluate_every=1, **PLAIN)
     devices = world.add_devices(3)

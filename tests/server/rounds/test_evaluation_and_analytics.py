@@ -248,6 +248,7 @@ def test_a_version_can_be_evaluated(world: World) -> None:
     assert world.rounds(task["task_id"])[0]["result"]["metrics"]["accuracy"] == pytest.approx(0.5, rel=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 def test_two_tasks_can_take_the_same_devices(world: World) -> None:
     first = world.create_task(kind="evaluation", metrics=RANGES, privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)

@@ -23,6 +23,7 @@ def shown(world: World, task: dict[str, Any]) -> dict[str, bool]:
     return {each["device_id"]: each["left"] for each in world.rounds(task["task_id"])[-1]["participants"]}
 
 
+@pytest.mark.sampled(every=2)
 def test_the_others_go_on_at_once(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -58,6 +59,7 @@ def test_the_last_answer_may_be_that_one_leaves(world: World) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"mode": "synchronous", "goal": 3}], ids=["semi-synchronous", "goal"])
+@pytest.mark.sampled(every=2)
 def test_where_too_few_are_left_the_round_ends_at_once(world: World, settings: dict[str, Any]) -> None:
     task = world.create_task(cohort=4, min_cohort=3, **settings)
     devices = world.add_devices(4)
@@ -88,7 +90,7 @@ def test_a_plain_round_ends_at_once_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", ["sharing", "complaining", "masking", "confirming", "unmasking"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_who_has_sent_something_may_leave_too(world: World, phase: str) -> None:
     """What it has sent counts; the phases after it do not wait for it, and no reason of its own is noted."""
     task = world.create_task(cohort=4, min_cohort=3, threshold=3)

@@ -145,6 +145,7 @@ def test_a_device_that_dropped_out_can_do_nothing_more(world: World, fleet: list
     assert gone.status().phase == following
 
 
+@pytest.mark.sampled(every=2)
 def test_a_finished_round_is_gone_with_its_reason(world: World, fleet: list[Device]) -> None:
     recorder = Recorder(fleet)
     world.run_to("masking", fleet)
@@ -233,6 +234,7 @@ def test_shares_that_do_not_fit_the_cohort(world: World, fleet: list[Device]) ->
     assert device.call("PUT", f"{device.round}/shares", messages.Shares(shares=good))[0] == 200
 
 
+@pytest.mark.sampled(every=2)
 def test_complaints_that_show_nothing(world: World, fleet: list[Device]) -> None:
     """The envelope opens; or the complaint is in another's name. A refused one may be followed by a right one."""
     world.run_to("complaining", fleet)
@@ -257,6 +259,7 @@ def test_complaints_that_show_nothing(world: World, fleet: list[Device]) -> None
     assert device.call("PUT", path, good)[0] == 200
 
 
+@pytest.mark.sampled(every=2)
 def test_a_confirmation_of_other_survivors(world: World, fleet: list[Device]) -> None:
     world.run_to("confirming", fleet)
     device = fleet[0]
@@ -307,6 +310,7 @@ def test_unmasking_shares_that_were_not_asked_for(world: World, fleet: list[Devi
     assert encode(good)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_status_for_the_operator(world: World, fleet: list[Device]) -> None:
     status, answer = world.operator("GET", fleet[0].round)
     assert (status, answer["phase"]) == (200, "advertising")

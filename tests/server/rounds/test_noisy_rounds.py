@@ -19,6 +19,7 @@ from archipel.server.database.tables import BundleRow
 from archipel.server.rounds import aggregation
 from archipel.server.rounds.noise import ledger
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, central, equal_weights, model_of, run_round
+from tests.support.visitors import Visitor
 from tests.support.world import World
 
 SENSITIVITY = math.ceil(CLIP * 1.001 / DELTA_STEP + math.sqrt(ENTRIES) / 2)
@@ -65,6 +66,7 @@ def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -
     assert noisy.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=2)
 def test_plans_state_the_noise_and_what_it_costs_up_to_their_round(noisy: World) -> None:
     noisy.create_task(differential_privacy=central(3.0), rounds=1, cohort=3)
     devices = noisy.add_devices(3)
@@ -87,6 +89,7 @@ def test_a_plan_without_noise_states_none(noisy: World) -> None:
     assert devices[0].plan.server_noise is None
 
 
+@pytest.mark.sampled(every=2)
 def test_much_noise_moves_the_model_no_further_than_devices_accept(noisy: World) -> None:
     """A device knows the manifest alone: it takes the largest step that any cohort's sum can make for granted."""
     task = noisy.create_task(differential_privacy=central(50.0), rounds=2, cohort=3)
@@ -110,6 +113,7 @@ def open_manifest(world: World) -> Manifest:
         return decode_manifest(session.query(BundleRow).one().manifest)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_account_is_of_all_tasks_of_a_model_in_a_population(noisy: World) -> None:
     devices = noisy.add_devices(3)
     first = noisy.create_task(differential_privacy=central(3.0), rounds=2, cohort=3)
@@ -137,6 +141,7 @@ def test_the_account_is_of_all_tasks_of_a_model_in_a_population(noisy: World) ->
         assert version["privacy_spent"]["epsilon"] == pytest.approx(spent_epsilon(rounds, delta), rel=1e-12)
 
 
+@pytest.mark.sampled(every=3)
 def test_sums_without_noise_are_told_beside_the_account(noisy: World) -> None:
     devices = noisy.add_devices(3)
     noisy.create_task(rounds=2, cohort=3)
@@ -156,6 +161,7 @@ def test_sums_without_noise_are_told_beside_the_account(noisy: World) -> None:
     assert noisy.operator("GET", "/v1/models/hours/versions/1")[1]["privacy_spent"]["exact"] == 2
 
 
+@pytest.mark.sampled(every=2)
 def test_a_bundle_tells_what_the_version_told_that_it_was_made_from(noisy: World) -> None:
     devices = noisy.add_devices(3)
     own = noisy.publish()
@@ -175,6 +181,7 @@ def test_a_bundle_tells_what_the_version_told_that_it_was_made_from(noisy: World
     assert noisy.operator("GET", "/v1/models/hours/versions/3")[1]["privacy_spent"] is None
 
 
+@pytest.mark.sampled(every=2)
 def test_a_task_ends_before_the_round_that_would_cost_too_much(noisy: World) -> None:
     budget = (epsilon(2.0, 2) + epsilon(2.0, 3)) / 2
     task = noisy.create_task(differential_privacy=central(2.0, epsilon=budget), rounds=9, cohort=3)
@@ -198,6 +205,7 @@ def test_a_task_ends_before_the_round_that_would_cost_too_much(noisy: World) -> 
     refused(noisy, "is spent already", differential_privacy={"mechanism": "central", "epsilon": 0.5, "delta": 1e-5})
 
 
+@pytest.mark.sampled(every=2)
 def test_two_tasks_at_once_share_the_budget(noisy: World) -> None:
     """Both may begin; the second one's round is not paid for, so nobody looks at its sum."""
     budget = (epsilon(2.0, 1) + epsilon(2.0, 2)) / 2
@@ -301,6 +309,8 @@ def test_who_makes_a_task_whose_noise_drowns_the_updates_is_told(noisy: World) -
     assert told is not None, hint
     assert float(told[1].replace(",", "")) == pytest.approx(20 * CLIP * math.sqrt(ENTRIES) / 5, rel=0.02)
     assert noisy.task(task["task_id"])["hints"] == task["hints"]
+    page = Visitor(noisy, noisy.operator_token).words(f"/dashboard/tasks/{task['task_id']}")
+    assert "Privacy noise drowns the updates: on the mean of 5 devices" in page
     noisy.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
     assert noisy.task(task["task_id"])["hints"] == []  # it is too late
     assert noisy.create_task(differential_privacy=central(0.002), rounds=12, cohort=5)["hints"] == []

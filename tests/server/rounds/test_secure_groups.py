@@ -65,6 +65,7 @@ def medians(updates: dict[str, Update], groups: list[list[Device]]) -> Update:
     return {name: np.median(each, axis=0) for name, each in group_means(updates, groups).items()}
 
 
+@pytest.mark.sampled(every=2)
 def test_the_model_moves_by_the_median_of_the_groups_means(world: World) -> None:
     task = grouped(world)
     devices = world.add_devices(9)
@@ -85,6 +86,7 @@ def test_the_model_moves_by_the_median_of_the_groups_means(world: World) -> None
     assert world.stored("updates") == {}
 
 
+@pytest.mark.sampled(every=2)
 def test_a_group_that_fails_is_left_out_and_the_others_wait_for_it(world: World) -> None:
     task = grouped(world, tolerated=0, rule="trimmed-mean")
     devices = world.add_devices(9)

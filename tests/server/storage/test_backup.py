@@ -59,6 +59,7 @@ def test_a_secure_round_goes_on_from_its_backup(world: World, tmp_path: Path) ->
     np.testing.assert_array_equal(found["b"], b)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
     same(parameters(world, task), mean(updates))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_restored_folder_has_the_public_key(world: World, tmp_path: Path) -> N
     assert load_public_key(tmp_path / "new" / "server.key.pub") == expected
 
 
+@pytest.mark.sampled(every=2)
 def test_a_damaged_backup_is_not_put_back(world: World, tmp_path: Path) -> None:
     world.create_task()
     world.settle()

@@ -76,6 +76,7 @@ def test_a_relative_target_is_below_the_working_directory(
     assert not (Path(folder) / "blobs2").exists()
 
 
+@pytest.mark.sampled(every=2)
 def test_damaged_sources_and_running_servers_are_refused(source: InFolder, bucket: TestBucket) -> None:
     digest = hashlib.sha256(b"hello").hexdigest()
     source.write(f"sha256/2c/{digest}", b"hellO")

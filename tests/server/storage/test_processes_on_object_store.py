@@ -37,7 +37,7 @@ def on_bucket(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> TestBucket
     return bucket
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
     server: Server,  # noqa: F811
     operator: OperatorClient,  # noqa: F811

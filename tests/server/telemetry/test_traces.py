@@ -95,6 +95,7 @@ def test_a_round_is_one_trace_and_two_rounds_have_nothing_in_common(
     assert not any(b"ward-7" in body for body in (*servers.bodies, *owners.bodies))
 
 
+@pytest.mark.sampled(every=2)
 def test_the_server_sends_its_part(world: World) -> None:
     with receiving() as spans:
         settings = msgspec.structs.replace(world.settings, otlp_address=spans.address)

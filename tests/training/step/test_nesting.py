@@ -43,7 +43,7 @@ def batches() -> Batches:
     ],
     ids=["momentum", "adam", "transforms", "accumulate", "per_example", "mixed"],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_losses_and_tensors_are_those_of_single_steps(
     model: Model, batches: Batches, optimizer: Callable[[], optimizers.Optimizer], options: dict
 ) -> None:
@@ -74,6 +74,7 @@ def test_signature_of_several_steps(model: Model) -> None:
     assert role_of(signature.outputs[-1]) == "metric"
 
 
+@pytest.mark.sampled(every=2)
 def test_every_minibatch_has_noise_of_its_own(model: Model, batches: Batches) -> None:
     private = training.per_example(0.1, noise=100.0)
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), steps=2, per_example=private)

@@ -81,7 +81,7 @@ def in_turn(pair: tuple[str, str]) -> object:
 
 
 @pytest.mark.parametrize("pair", list(map(in_turn, PAIRS)))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_pair(pair: tuple[str, str], losses_of: Train) -> None:
     if pair in REFUSED:
         with pytest.raises(TrainingError, match=REFUSED[pair]):

@@ -78,6 +78,7 @@ class Tied(nn.Module):
         return torch.tanh(self.dense(self.embedding(tokens))) @ self.embedding.weight.T
 
 
+@pytest.mark.sampled(every=2)
 def test_tied_weights() -> None:
     rng = np.random.default_rng(0)
     batches = [(rng.integers(0, 7, (4, 6)), rng.integers(0, 7, (4, 6))) for _ in range(4)]
@@ -99,6 +100,7 @@ class Repeated(nn.Module):
         return self.norm(self.dense(torch.relu(self.norm(self.dense(x)))))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_layer_used_twice() -> None:
     follow(Repeated(), rows(6, 5, 5), *sgd(weight_decay=0.1, momentum=0.9))
 
@@ -116,6 +118,7 @@ class Heads(nn.Module):
         return self.first(hidden), self.second(hidden)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_has_no_influence_stays() -> None:
     """As in PyTorch, where it has no gradient: weight decay would move it."""
     follow(Heads(), rows(6, 5, 3), *sgd(weight_decay=0.3, momentum=0.9))

@@ -2,7 +2,9 @@
 const live = document.getElementById("live");
 const link = document.getElementById("live-link");
 const news = document.getElementById("live-news");
-let source, again, hiding, ahead = 0, wait = 1000, version = live.dataset.version, told = said(document), over = "";
+// In milliseconds. The server has the browser try again after two seconds.
+const LOST_AFTER = 4000;
+let source, again, hiding, lost, ahead = 0, wait = 1000, version = live.dataset.version, told = said(document), over = "";
 
 function said(place) {
   return [...place.querySelectorAll("[data-news]")].map((each) => each.dataset.news).join(". ");
@@ -63,6 +65,7 @@ function open() {
   source = new EventSource(`${live.dataset.events}?after=${version}`);
   source.addEventListener("open", () => {
     wait = 1000;
+    lost = clearTimeout(lost);
     say("Live: news comes by itself.");
   });
   source.addEventListener("rounds", (event) => {
@@ -75,7 +78,8 @@ function open() {
     say(`No longer live: ${over}. Open the page again to log in.`);
   });
   source.addEventListener("error", () => {
-    say("The connection is lost; trying again. What you see may be old.");
+    // A stream that a proxy cuts off, or the server ends after a while, goes on within a few seconds.
+    lost ??= setTimeout(() => say("The connection is lost; trying again. What you see may be old."), LOST_AFTER);
     // A browser tries by itself where a connection broke, and not where the server refused one.
     if (source && source.readyState === EventSource.CLOSED) {
       close();
@@ -86,6 +90,7 @@ function open() {
 }
 
 function close() {
+  lost = clearTimeout(lost);
   if (source) source.close();
   source = undefined;
 }

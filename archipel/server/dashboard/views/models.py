@@ -28,13 +28,14 @@ def show_model(desk: Desk, name: str) -> str:
     """One model."""
     model = desk.ask("show_model", name=name)
     versions = desk.ask("list_versions", query={"limit": str(LINEAGE), "after": desk.query.get("after")}, name=name)
-    rollouts = [each for each in desk.ask("list_rollouts", query={"limit": "50"}).items if each.model == name]
+    rollouts = desk.ask("list_rollouts", query={"limit": "10", "model": name})
     promotions = desk.ask("list_promotions", query={"limit": "10"}, name=name).items
     # Before the second promotion there is nothing to go back to.
     goes_back = model.rollout_id is not None or len(promotions) > 1
     return rendering.render(
         "model.html", desk, model=model, versions=versions, lineage=draw_lineage(versions.items),
-        promotions=promotions, rollouts=rollouts[:10],
+        promotions=promotions, rollouts=rollouts.items,
+        more_rollouts=rollouts.next is not None,
         actions=[each for each in offered(desk, "model", model) if goes_back or each.name != "rollback"],
         told=told(desk, "model"), registers=desk.may("register_version"),
     )  # fmt: skip
@@ -50,6 +51,7 @@ def show_version(desk: Desk, name: str, number: str) -> str:
         "version.html", desk, version=version, model=model, size=size, card=card,
         actions=offered(desk, "version", version), told=told(desk, "version"),
         rolls=can_roll and version.state != "rejected" and model.rollout_id is None, creates=desk.may("create_task"),
+        looks=desk.may("download_bundle", "download_blob"),
     )  # fmt: skip
 
 
@@ -66,6 +68,7 @@ def compare(desk: Desk, name: str) -> str:
     names = sorted({quantity for each in measured for quantity in each})
     return rendering.render(
         "compare.html", desk, name=name, versions=shown, sizes=sizes, asked=", ".join(numbers),
+        looks=desk.may("download_bundle", "download_blob"),
         metrics=[(quantity, [each.get(quantity) for each in measured]) for quantity in names],
     )  # fmt: skip
 

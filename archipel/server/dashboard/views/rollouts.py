@@ -10,9 +10,11 @@ from archipel.server.dashboard.views.confirm import told
 
 
 def list_rollouts(desk: Desk) -> str:
-    """Rollouts, newest first."""
-    page = desk.ask("list_rollouts", query={"limit": "25", "after": desk.query.get("after")})
-    return rendering.render("rollouts.html", desk, page=page)
+    """Rollouts, newest first, of a model or of all."""
+    asked = {name: desk.query.get(name) or None for name in ("model", "after")}
+    page = desk.ask("list_rollouts", query={**asked, "limit": "25"})
+    models = [each.name for each in desk.ask("list_models", query={"limit": 500}).items]
+    return rendering.render("rollouts.html", desk, page=page, asked=asked, models=models)
 
 
 def show_rollout(desk: Desk, rollout_id: str) -> str:
@@ -23,6 +25,6 @@ def show_rollout(desk: Desk, rollout_id: str) -> str:
 
 
 PAGES = (
-    Page("GET", f"{ROOT}/rollouts", list_rollouts, ("list_rollouts",)),
+    Page("GET", f"{ROOT}/rollouts", list_rollouts, ("list_rollouts", "list_models")),
     Page("GET", f"{ROOT}/rollouts/<id:rollout_id>", show_rollout, ("show_rollout",)),
 )

@@ -111,13 +111,13 @@ def bundle_pieces(call: Call[None], digest: str) -> bytes:
 
 def download_blob(call: Call[None], digest: str) -> Response:
     """Weights (safetensors) by digest; ranges and ETag are honoured. 410: the server keeps them no longer."""
-    _check_blob(call, digest)
+    check_blob(call, digest)
     return _file(call, digest, digest, "application/octet-stream")
 
 
 def blob_pieces(call: Call[None], digest: str) -> bytes:
     """Parts of the weights that other files may have too, mostly tensors. Fetch the rest by ranges."""
-    _check_blob(call, digest)
+    check_blob(call, digest)
     return call.services.pieces.of(digest)
 
 
@@ -130,7 +130,7 @@ def find_bundle_file(call: Call[None], digest: str) -> str:
     return file_digest
 
 
-def _check_blob(call: Call[None], digest: str) -> None:
+def check_blob(call: Call[None], digest: str) -> None:
     with call.services.database.read() as session:
         blob = reach.find_blob(session, call.identity, digest, call.services.clock())
     if blob is None:

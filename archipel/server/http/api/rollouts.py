@@ -11,8 +11,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from archipel.errors import ArchipelError, InvalidRequestError
-from archipel.protocol.operator.registry import Gate, RolloutInfo, RolloutPage, RolloutRequest
-from archipel.protocol.operator.tasks import PageQuery
+from archipel.protocol.operator.registry import Gate, RolloutInfo, RolloutPage, RolloutQuery, RolloutRequest
 from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
@@ -83,10 +82,14 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
 
 
 def list_rollouts(call: Call[None]) -> RolloutPage:
-    """Rollouts, newest first."""
+    """Rollouts, newest first, of a model or of all."""
+    query: RolloutQuery = call.query
+    chosen = [] if query.model is None else [Rollout.model == query.model]
     where = call.identity.visible(Rollout.population)
     with call.services.database.read() as session:
-        rows, after = page(session, Rollout, Rollout.created, Rollout.rollout_id, call.query, *where, newest_first=True)
+        rows, after = page(
+            session, Rollout, Rollout.created, Rollout.rollout_id, query, *where, chosen=chosen, newest_first=True
+        )
         return RolloutPage(items=_infos(call, session, rows), next=after)
 
 
@@ -180,7 +183,7 @@ _ROLLOUT = "/v1/rollouts/<id:rollout_id>"
 
 ROUTES = (
     Route("POST", "/v1/rollouts", OPERATOR, create_rollout, RolloutRequest, RolloutInfo, status=201),
-    Route("GET", "/v1/rollouts", READ, list_rollouts, response=RolloutPage, query=PageQuery),
+    Route("GET", "/v1/rollouts", READ, list_rollouts, response=RolloutPage, query=RolloutQuery),
     Route("GET", _ROLLOUT, READ, show_rollout, response=RolloutInfo),
     Route("POST", f"{_ROLLOUT}/pause", OPERATOR, pause_rollout, response=RolloutInfo),
     Route("POST", f"{_ROLLOUT}/resume", OPERATOR, resume_rollout, response=RolloutInfo),

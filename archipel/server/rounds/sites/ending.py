@@ -21,6 +21,7 @@ from archipel.server.database.task_requests import request_of
 if TYPE_CHECKING:
     from archipel.server.services import Services
 
+_GOES_ON = (*LIVE, "proposed")
 REASONS = {
     "completed": "the task of the upstream server is completed",
     "cancelled": "the task of the upstream server was cancelled",
@@ -34,7 +35,7 @@ def live_tasks(services: Services) -> dict[str, str]:
         query = (
             select(SiteRound.task_id, SiteRound.round_id)
             .join(Task, Task.task_id == SiteRound.task_id)
-            .where(Task.upstream.is_not(None), Task.state.in_(LIVE))
+            .where(Task.upstream.is_not(None), Task.state.in_(_GOES_ON))
             .order_by(SiteRound.created)
         )
         return {row.task_id: row.round_id for row in session.execute(query)}
@@ -48,7 +49,7 @@ def follow_task(services: Services, told: RoundTask) -> bool:
     now = services.clock()
     with services.database.write() as session:
         task = session.get(Task, told.task_id, with_for_update=True)
-        if task is None or task.upstream is None or not task.live:
+        if task is None or task.upstream is None or task.state not in _GOES_ON:
             return True
         request = request_of(task)
         if request.rounds != told.rounds:

@@ -7,7 +7,7 @@ from its journal, how the round above ended.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,17 @@ def held(session: Session, round_id: str) -> SiteRound | None:
     return session.scalar(select(SiteRound).where(SiteRound.local_round == round_id))
 
 
-def keep_sum(session: Session, current: Round, digest: str, devices: int) -> Transition:
-    """Note that the spool has the sum, in the transaction that has locked the round."""
+def keep_sum(
+    session: Session, current: Round, digest: str, devices: int, result: dict[str, Any] | None = None
+) -> Transition:
+    """Note that the spool has the sum, in the transaction that has locked the round. `result`, of an evaluation: how
+    many devices and contributors are in it, which counts for later queries whatever becomes of the sum."""
     row = held(session, current.round_id)
     if row is None:
         raise ServerError(f"round {current.round_id} serves no round of the upstream server")
     if row.state == "open":
         row.state, row.sum_digest, row.devices = "summed", digest, devices
+        current.result = result
     return Transition(current.round_id, "aggregating", "the site has its sum")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -25,6 +25,7 @@ from archipel.server.audit import log as audit
 from archipel.server.database.site_tables import SiteRound
 from archipel.server.database.tables import BundleRow, Task, WeightsEntry
 from archipel.server.database.task_requests import audited
+from archipel.server.devices import queries
 from archipel.server.rounds import reach
 from archipel.server.rounds.checks import check_task
 from archipel.server.rounds.opening import new_task
@@ -66,18 +67,32 @@ def site_request(plan: RoundPlan, manifest: Manifest, upstream: Upstream, rounds
             f"is {upstream.cohort}"
         )
     colluders = colluders_of(policy, upstream.cohort)
-    least = (sites.min_cohort if levels else sites.min_site_cohort) + colluders
+    # Contributors are devices; where the members are edge servers each of them counts those of its own.
+    least = (sites.min_cohort if levels else max(sites.min_site_cohort, plan.min_contributors)) + colluders
     return TaskRequest(
         name=f"upstream-{plan.task_id[:8]}",
         population=upstream.population,
         bundle=plan.bundle,
         rounds=rounds,
+        kind=plan.kind,
         min_cohort=max(least, upstream.min_cohort),
         cohort=upstream.cohort,
         goal=upstream.goal or None,
         levels=levels,
         site=site,
+        **(_asked(plan) if plan.kind == "evaluation" else {}),
     )
+
+
+def _asked(plan: RoundPlan) -> dict[str, Any]:
+    """What an evaluation asks, in the fields of a request. The weights are those of each plan."""
+    return {
+        "program": plan.program,
+        "metrics": plan.metrics,
+        "distributions": dict(plan.distributions),
+        "max_examples": plan.max_examples,
+        "min_contributors": plan.min_contributors or None,
+    }
 
 
 def take_over(services: Services, upstream: Upstream, wish: Wish) -> SiteRound:
@@ -104,15 +119,21 @@ def take_over(services: Services, upstream: Upstream, wish: Wish) -> SiteRound:
         if task is None:
             task = new_task(
                 request, task_id=plan.task_id, request_digest=None, now=now, created_by="upstream",
-                upstream=wish.root_population,
+                proposed=plan.kind != "training" and services.settings.query_approval, upstream=wish.root_population,
             )  # fmt: skip
             session.add(task)
             session.flush()
             audit.append(session, now, "upstream", "task.create", task.task_id, **audited(task))
         elif task.upstream is None:
             raise PolicyError(f"task {plan.task_id}: this server has a task of its own with that id")
-        if not task.live:
+        # One that is proposed waits for the approval of somebody here, as long as the sum is of use.
+        if not task.live and task.state != "proposed":
             raise PolicyError(f"task {plan.task_id} is {task.state} at this server")
+        if queries.is_query(task) and not (budget := queries.budget(session, task, now=now)).left:
+            raise PolicyError(
+                f"population {task.population!r} was asked {budget.spent} times in the last {budget.days} days; the "
+                f"bundle allows {budget.allowed} queries"
+            )
         for digest, kind, length in blobs:
             record_blob(session, services.blobs, digest=digest, kind=kind, size=length, now=now)
         reach.extend(session, task.population, task.task_id, plan.bundle, *(digest for digest, *_ in blobs))

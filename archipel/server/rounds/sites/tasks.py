@@ -24,12 +24,21 @@ def fill_in_sites(request: TaskRequest, manifest: Manifest) -> TaskRequest:
             raise ServerError("site: belongs to tasks among edge servers; set levels, or leave it out")
         return request
     refused = [
-        ("kind", request.kind != "training", "trainings only; ask devices at each edge server"),
+        ("kind", request.kind == "analytics", "trainings and evaluations; analyse at each edge server"),
         ("privacy", request.privacy != "secure", "secure rounds only, or each site would be seen by itself"),
         ("mode", request.mode == "asynchronous", "rounds that begin together"),
         ("secure_groups", bool(request.secure_groups), "one sum of all sites"),
         ("aggregation", request.aggregation.robust, "the mean: a rule would take whole sites for single devices"),
-        ("evaluate_every", request.evaluate_every is not None, "no evaluations of their own"),
+        (
+            "evaluate_every",
+            request.evaluate_every is not None,
+            "no evaluations of their own; evaluate a version by a task of kind evaluation with levels",
+        ),
+        (
+            "count_adoption",
+            request.count_adoption,
+            "no adoption; it is counted at each edge server, which makes offers",
+        ),
         ("max_contributions", request.max_contributions is not None, "a limit of sites, not of devices; leave it out"),
         ("differential_privacy", request.differential_privacy.on_devices, "noise of the root; take mechanism central"),
         ("differential_privacy", request.differential_privacy.is_correlated, "fresh noise; take mechanism central"),

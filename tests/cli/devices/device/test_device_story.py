@@ -133,7 +133,7 @@ def test_stopped_in_the_middle_of_a_round(archipel: Command, federation: Federat
     assert "stopped" in entry["reason"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled: Device) -> None:
     enrolled.settings("[examples]\nstore = true\n", isolated="false")
     out, _ = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))

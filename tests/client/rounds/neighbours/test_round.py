@@ -18,6 +18,7 @@ KINDS: dict[str, type[Packed]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_the_agents_update_is_in_the_sum(world: NeighbourWorld) -> None:
     outcome = world.round()
     assert outcome.kind == "took_part"

@@ -82,7 +82,7 @@ def test_every_step_survives_every_passing_fault(federation: Federation, proxy: 
         (415, "PUT update"), (422, "PUT shares"),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_refusal_makes_the_device_leave(federation: Federation, proxy: Proxy, code: int, step: str) -> None:
     method, path = step.split()
     proxy.fault = lambda m, p: status(code) if m == method and p.endswith(path) else None
@@ -97,7 +97,7 @@ def test_a_refusal_makes_the_device_leave(federation: Federation, proxy: Proxy, 
 
 
 @pytest.mark.parametrize(("step", "result"), [("PUT shares", "dropped"), ("PUT confirmation", "took_part")])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     federation: Federation, proxy: Proxy, step: str, result: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_too_early_is_waited_out(federation: Federation, proxy: Proxy) -> None:
     check_sum(federation, task, agents)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Federation, proxy: Proxy) -> None:
     proxy.fault = lambda m, p: status(409) if m == "PUT" and p.endswith("/shares") else None
     agents = [federation.agent(0, server=proxy.url), *(federation.agent(number) for number in (1, 2))]
@@ -174,7 +174,7 @@ def test_a_server_that_stays_away_is_left(federation: Federation, proxy: Proxy) 
     assert agents[0].run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_random_faults_never_spoil_a_sum(federation: Federation, proxy: Proxy) -> None:
     rng = random.Random(7)
     faults = [fault for name, fault in MENDED.items() if name != "slow"]

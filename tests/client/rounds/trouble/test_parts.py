@@ -67,7 +67,7 @@ def test_a_link_that_breaks_again_and_again(federation: Federation, proxy: Proxy
     assert set(map(len, taken[:-1])) == {PART}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_after_a_restart_only_what_is_missing_goes_up(
     federation: Federation, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_somebody_is_who_the_provider_says(world: World, provider: LyingProvider
         (["ML"], None),
     ],
 )
+@pytest.mark.sampled(every=4)
 def test_roles_follow_from_the_claim(world: World, provider: LyingProvider, groups: Any, role: str | None) -> None:
     provider.claims = {"groups": groups}
     visitor = Visitor(world)
@@ -60,6 +61,7 @@ def test_roles_follow_from_the_claim(world: World, provider: LyingProvider, grou
 
 
 @pytest.mark.parametrize("named", [["pupils"], [], None, "pupils"])
+@pytest.mark.sampled(every=3)
 def test_populations_follow_from_a_claim(world: World, provider: LyingProvider, tmp_path: Path, named: Any) -> None:
     settings = load_settings(
         world.settings.folder, environment={}, smallest_answer=1,
@@ -116,6 +118,7 @@ def test_a_session_ends_with_the_settings_that_it_came_from(
         ({"isuer": "x"}, "did you mean"),
     ],
 )
+@pytest.mark.sampled(every=4)
 def test_mistakes_in_the_settings(world: World, changes: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {
         "issuer": "https://login.example", "client_id": "archipel", "address": "https://a.example",

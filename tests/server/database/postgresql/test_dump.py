@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from archipel.server.storage.backup import back_up, restore
 from tests.server.rounds.test_plain_rounds import mean, parameters, same, update
 from tests.server.storage.test_backup import move_to
@@ -19,6 +21,7 @@ def run(program: str, *arguments: str) -> None:
     subprocess.run([path, *arguments], check=True, capture_output=True, timeout=60)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_dump_and_the_files_go_on_elsewhere(world: World, cluster: Cluster, tmp_path: Path) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)

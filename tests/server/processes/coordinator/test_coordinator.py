@@ -86,6 +86,7 @@ def test_aggregating_twice_gives_one_version(world: World) -> None:
     assert world.stored("updates") == {}
 
 
+@pytest.mark.sampled(every=2)
 def test_a_spooled_file_without_acknowledgement_does_not_count(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -146,6 +147,7 @@ def test_polling_writes_a_few_times_per_window_only(world: World) -> None:
     assert len(seen) in (4, 5)
 
 
+@pytest.mark.sampled(every=2)
 def test_only_the_cohort_is_assigned_and_chosen_at_random(world: World) -> None:
     world.create_task(cohort=3, rounds=100)
     devices = world.add_devices(12)
@@ -198,6 +200,7 @@ def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: World) -> N
     assert devices[1].check_in() is not None
 
 
+@pytest.mark.sampled(every=3)
 def test_a_task_fails_after_too_many_failed_rounds(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -231,6 +234,7 @@ def test_cancelling_fails_the_live_round(world: World, phase: str) -> None:
     assert world.task(task["task_id"])["failed_rounds"] == 0
 
 
+@pytest.mark.sampled(every=2)
 def test_only_one_coordinator_per_data_folder(coordinator_process: CoordinatorProcess, world: World) -> None:
     coordinator_process.start()
     with pytest.raises(ServerError, match="another server is running on this data folder"):

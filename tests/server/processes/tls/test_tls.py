@@ -68,7 +68,7 @@ def agent(tmp_path: Path, data_folder: DataFolder, url: str, **tls: Any) -> Agen
     return made
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key))
@@ -126,7 +126,7 @@ def too_old(url: str) -> str:
         return str(error.reason)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_check_in_with_certificates_at_both_ends(
     server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -171,7 +171,7 @@ def test_commands_over_tls(server: Server, authority: Authority, data_folder: Da
     assert (done.returncode, done.stderr) == (1, f"archipel: {my_key}: no certificate in PEM\n")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_renewed_certificate_is_used_without_a_restart(
     server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -200,6 +200,7 @@ def shown(url: str, authority: Authority) -> bytes:
         return found
 
 
+@pytest.mark.sampled(every=2)
 def test_files_that_cannot_be_used_are_named_before_anything_starts(
     authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -274,7 +275,7 @@ def test_settings_that_contradict_each_other(data_folder: DataFolder) -> None:
 
 
 @pytest.mark.parametrize("secured", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_clients_that_fall_silent_do_not_keep_the_threads(
     server: Server, authority: Authority, data_folder: DataFolder, secured: bool
 ) -> None:
@@ -294,7 +295,8 @@ def test_clients_that_fall_silent_do_not_keep_the_threads(
         silent[1].sendall(request)
     begun = time.monotonic()
     with OperatorClient(url, data_folder[1], tls=context if secured else None) as operator:
-        assert operator.server.health().status == "ok"
+        # Counted by its token: one that is counted by the address could come first, and the silent one be refused.
+        assert list(operator.tasks.list()) == []
     assert time.monotonic() - begun < 8
     assert silent[1].recv(100).startswith(b"HTTP/1.1 503 ")
     assert silent[0].recv(100) == b""

@@ -350,13 +350,13 @@ POINTS = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=12)
 def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> None:
     server = run(world, scenario, 0)
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
 
 
-@pytest.mark.sampled(every=1544)
+@pytest.mark.sampled(every=3088)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_it_loses_and_doubles_nothing(world: World, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)

@@ -235,6 +235,7 @@ def test_a_store_that_cannot_go_on_where_it_broke(bucket: TestBucket, proxy: Pro
     assert proxy.replacements > 0
 
 
+@pytest.mark.sampled(every=2)
 def test_an_upload_that_breaks_is_not_there(bucket: TestBucket, proxy: Proxy, tmp_path: Path) -> None:
     place = InBucket(settings_of(tmp_path, bucket.url), bucket)
     for size in (1000, (16 << 20) + 1):

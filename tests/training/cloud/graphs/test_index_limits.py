@@ -25,6 +25,7 @@ def test_tokens_and_classes() -> None:
     assert find_index_limits(some) == {}
 
 
+@pytest.mark.sampled(every=2)
 def test_the_smaller_of_two_tables_counts() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

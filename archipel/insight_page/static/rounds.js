@@ -61,6 +61,27 @@ function hills(series) {
   return el("div", {}, picture, table);
 }
 
+/** The histograms of all versions, one after the other; one that cannot be had is left out, and said. */
+async function fetchHistograms(say) {
+  const series = new Map();
+  const missing = [];
+  for (const [step, { label, from }] of versions.entries()) {
+    const what = `${label}, ${step + 1} of ${versions.length}`;
+    say(`Reading the weights of ${what}`);
+    try {
+      for (const { name, statistics } of (await ask(from, () => say(`The server reads the weights of ${what}`))).tensors) {
+        if (!series.has(name)) series.set(name, { name, kind: "weights", steps: [] });
+        series.get(name).steps.push({ step, label, statistics });
+      }
+    } catch (error) {
+      missing.push(`${label}: ${error.message}`);
+    }
+  }
+  if (missing.length && !series.size) throw new Told(missing.join(" "));
+  if (missing.length) tell(missing.join(" "));
+  return [...series.values()];
+}
+
 /** The highest part of a histogram as a density, so that versions of different width compare. */
 function density(statistics) {
   const wide = (statistics.high - statistics.low || 1) / statistics.counts.length;

@@ -6,10 +6,10 @@ const VIEWS = [
   ["overview", "Overview", page.subjects.length > 0 || page.notes.length > 0, overview],
   ["comparison", "Comparison", page.comparison !== null, comparisonPage],
   ["graph", "Graph", anyGraph(() => true), graphPage],
-  ["times", "Times", anyGraph((graph) => graph.times), timesPage],
+  ["times", "Times", anyGraph((graph) => graph.times) || (served.page && anyGraph(() => true)), timesPage],
   ["memory", "Memory", anyGraph((graph) => graph.memory), memoryPage],
   ["weights", "Weights", page.subjects.some((subject) => subject.tensors.length), weightsPage],
-  ["rounds", "Histograms", page.histograms.length > 0, roundsPage],
+  ["rounds", "Histograms", page.histograms.length > 0 || versions.length > 0, roundsPage],
   ["curves", "Curves", page.curves.length > 0, curvesPage],
 ].filter(([, , there]) => there);
 

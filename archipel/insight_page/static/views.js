@@ -95,7 +95,7 @@ function drawGraph(graph) {
     }),
     tool("\u2212", () => view.zoom(0.8), "Smaller"),
     tool("+", () => view.zoom(1.25), "Larger"),
-    tool("Fit", () => view.fit(0), "The whole graph"),
+    tool("Fit", () => view.fit(0), "Fit the whole graph"),
     colourChoice(graph, view, times),
   );
   requestAnimationFrame(() => view.draw());
@@ -163,8 +163,13 @@ function colourChoice(graph, view, times) {
 // --- times and memory -------------------------------------------------------------------------------------------
 
 function timesPage() {
+  if (!anyGraph((graph) => graph.times)) return el("div", { class: "page" }, card("Times", note(NO_TIMES)));
   return el("div", { class: "page" }, withGraph((graph) => graph.times, drawTimes));
 }
+
+const NO_TIMES =
+  "Times are measured where a model runs, and this server runs none: archipel insight FILE measures them on your machine, " +
+  "with the bundle's file. The graph has FLOPs of each node, and the view of memory what a pass needs.";
 
 function drawTimes(graph) {
   const { times } = graph;
@@ -279,7 +284,22 @@ function drawWeights(subject) {
   return card(page.subjects.length > 1 ? `Weights of ${subject.name}` : "Weights", table, place);
 }
 
+/** Histograms over the versions: those of the page, or those that have to be fetched for each version. */
 function roundsPage() {
+  if (!versions.length || page.histograms.length) return drawRounds();
+  const told = el("p", { class: "note", role: "status" }, "");
+  const place = el("div", { class: "page" }, card("Weights over the versions", told));
+  fetchHistograms((text) => (told.textContent = text)).then(
+    (found) => {
+      page.histograms = found;
+      if (place.isConnected) place.replaceWith(found.length ? drawRounds() : card("Weights over the versions", note("No version has weights that can be shown.")));
+    },
+    (error) => (told.textContent = error.message),
+  );
+  return place;
+}
+
+function drawRounds() {
   const kinds = [...new Set(page.histograms.map((series) => series.kind))];
   return el(
     "div",

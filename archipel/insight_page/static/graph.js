@@ -89,7 +89,7 @@ class GraphView {
     group.append(svg("rect", { class: "face", x: left, y: top, width: place.width, height: place.height, rx: box.kind === "node" || scope ? 8 : place.height / 2 }));
     if (box.kind === "node") group.append(svg("rect", { class: "strip", x: left, y: top + 7, width: 4, height: place.height - 14, rx: 2 }));
     place.lines.forEach((line, at) =>
-      group.append(svg("text", { class: at ? "detail" : "name", x: place.x, y: top + 21 + 17 * at }, scope && !at ? `+ ${line}` : line)),
+      group.append(svg("text", { class: at ? "detail" : "name", x: place.x, y: top + 21 + 17 * at }, `${scope && !at ? "+ " : ""}${line} `)),
     );
     group.append(svg("title", {}, label));
     group.addEventListener("click", (event) => this.click(event, id));

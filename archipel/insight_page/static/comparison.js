@@ -27,7 +27,7 @@ function sideBySide(comparison, a, b) {
   const show = (number, text) => (number === undefined || number === null ? "\u2013" : text(number));
   return makeTable(
     [
-      { title: "", value: (row) => row[0] },
+      { title: "of the two", value: (row) => row[0] },
       { title: a.name, value: (row) => row[1] ?? null, show: (row) => show(row[1], row[3]), number: true },
       { title: b.name, value: (row) => row[2] ?? null, show: (row) => show(row[2], row[3]), number: true },
       { title: "ratio", value: (row) => row[2] / row[1] || null, show: (row) => (row[1] && row[2] ? numberText(row[2] / row[1], 3) : "\u2013"), number: true },
@@ -52,7 +52,7 @@ function outputTable(comparison, b) {
       { title: "SNR, dB", value: (row) => (row.equal ? Infinity : row.snr_db), show: (row) => (row.equal ? "equal" : numberText(row.snr_db, 3)), number: true },
       { title: "cosine", value: (row) => row.cosine, show: (row) => numberText(row.cosine, 6), number: true },
       { title: "largest difference", value: (row) => row.largest, show: (row) => numberText(row.largest), number: true },
-      { title: "", value: (row) => row.what },
+      { title: "remark", value: (row) => row.what },
     ],
     comparison.outputs,
     { caption: `Values that both compute, on ${comparison.examples} examples`, filter: (row) => `${row.name} ${row.layer}` },
@@ -90,7 +90,7 @@ function tensorTable(comparison, a, b) {
       number("of the norm", "relative"),
       number("cosine", "cosine"),
       number("largest", "largest"),
-      { title: "", value: (row) => row.what ?? "" },
+      { title: "remark", value: (row) => row.what ?? "" },
     ],
     comparison.tensors,
     { caption: "Distance of each tensor (L2 norm of the difference)", filter: (row) => row.name },

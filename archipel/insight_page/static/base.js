@@ -1,6 +1,5 @@
-/* What all views use: the page's data, elements, numbers as text. Texts of models are only ever put in as text. */
+/* What all views use: elements, numbers as text. Texts of models are only ever put in as text. */
 
-const page = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An HTML element. Attributes that begin with "on" are listeners; children are elements or texts. */
