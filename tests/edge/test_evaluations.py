@@ -17,11 +17,14 @@ from archipel.protocol.operator.tasks import TaskInfo
 from tests.edge.test_rounds import uplink
 from tests.support.edge_world import AT_EDGE, AT_ROOT, SITES, ComputedSite, EdgeWorld, open_edge_world, squared_errors
 from tests.support.linear_bundle import W0
+from tests.support.tree import PATIENT
 
 BOUND = 64.0
 STEP = 1 / (2**19 - 1)
 """Of entries of 20 bits, in parts of their range."""
-ASK: dict[str, Any] = {"kind": "evaluation", "metrics": {"mse": BOUND}, "max_examples": 20, "min_cohort": 3}
+ASK: dict[str, Any] = {
+    "kind": "evaluation", "metrics": {"mse": BOUND}, "max_examples": 20, "min_cohort": 3, "deadlines": PATIENT,
+}  # fmt: skip
 
 
 def mean(numbers: list[int], w: np.ndarray = W0) -> float:
@@ -42,7 +45,7 @@ def test_the_mean_is_that_of_all_examples_and_each_server_knows_what_it_may(tmp_
         world.site("c", ComputedSite([6, 7]))
         uplink(world)
         with world.running():
-            trained = ended(world, world.task(min_cohort=3))
+            trained = ended(world, world.task(min_cohort=3, deadlines=PATIENT))
             # The devices have the version from the root's log, which the edge hands on.
             task = world.task(**ASK, weights=trained.model)
             assert ended(world, task).state == "completed"
@@ -138,7 +141,7 @@ def test_devices_that_were_asked_often_enough_are_not_asked_for_the_root(tmp_pat
         world.site("c", ComputedSite([6, 7]))
         edge = uplink(world)
         bundle = world.edge_operator.bundles.upload(world.bundle_file).digest
-        ask = {**ASK, "min_cohort": 2, "cohort": 2, "threshold": None}
+        ask = {**ASK, "min_cohort": 2, "cohort": 2, "threshold": None, "deadlines": {}}
         own = world.edge_operator.tasks.create(
             TaskRequest(name="own", population=AT_EDGE, bundle=bundle, rounds=1, **ask)
         )
