@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--hours", type=int, help=f"so many in place of {HOURS}")
     options = parser.parse_args()
     hours, devices = (4, 12) if options.quick else (HOURS, 20)
-    hours = options.hours or hours
+    hours = hours if options.hours is None else options.hours
+    if hours < 4:
+        parser.error(f"--hours {hours}: a slope over the second half needs 4 or more")
     state_run(options.json, ("flask", "sqlalchemy", "numpy"))
     # In memory, where there is such a folder: it is not the disk that is measured.
     disk = Path("/dev/shm")
@@ -77,7 +79,9 @@ def main() -> None:
         print_alone("server day", case, MiB=memory[-1], MiB_an_hour=grown)
         print_alone("server day", f"{case}, SQLite", MiB=last)
     else:
-        kept = "kept" if grown <= MOST_SLOPE else "BROKEN" if hours >= HOURS else "not judged, as caches still fill"
+        kept = "kept" if grown <= MOST_SLOPE else "BROKEN"
+        if hours < HOURS:
+            kept = "not judged, as caches still fill"
         print(f"slope {grown:.3f} MiB an hour, bound {MOST_SLOPE}: {kept}")
 
 

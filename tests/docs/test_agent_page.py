@@ -1,4 +1,4 @@
-"""The code of docs/agent.md runs, with a server that has a task for its device; its settings are the agent's."""
+"""The code of docs/agent.md and docs/device-command.md runs, with a server; the settings on them are the agent's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_page_runs(federation: Federation, tmp_path: Path, shell: dict[str, 
 def test_the_commands_run(federation: Federation, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "my.token").write_bytes(encode(federation.token()))
     np.savez(tmp_path / "data.npz", **federation.data(0))
-    code = "\n".join(text for language, _, text in blocks("docs/agent.md") if language == "sh")
+    code = "\n".join(text for language, _, text in blocks("docs/device-command.md") if language == "sh")
     done = subprocess.run(
         ["bash", "-e", "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=60, check=False
     )
@@ -60,7 +60,7 @@ def test_the_commands_run(federation: Federation, tmp_path: Path, shell: dict[st
 
 
 def test_a_device_s_settings(tmp_path: Path) -> None:
-    text, of_site, with_gpu = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
+    text, of_site, with_gpu = [text for language, _, text in blocks("docs/device-command.md") if language == "toml"]
     (tmp_path / "gpu.toml").write_text(with_gpu)
     assert load_device_settings(tmp_path / "gpu.toml", environment={}).config.delegates == ["torch"]
     (tmp_path / "site.toml").write_text(of_site)

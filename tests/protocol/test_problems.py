@@ -1,4 +1,4 @@
-"""Which statuses of HTTP mean what; by hand, from RFC 9110 and docs/agent.md."""
+"""Which statuses of HTTP mean what; by hand, from RFC 9110 and docs/agent-answers.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The messages between a device and the server in a round.
 
-Each answer of the server has one next step: docs/agent.md, "What the server may answer".
+Each answer of the server has one next step: docs/agent-answers.md, "What the server may answer".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the server may answer about the identity: a case for each row of docs/agent.md."""
+"""What the server may answer about the identity: a case for each row of docs/agent-answers.md."""
 
 from __future__ import annotations
 

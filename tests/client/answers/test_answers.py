@@ -1,4 +1,4 @@
-"""Each row of "What the server may answer" in docs/agent.md, against a real agent; no row is without a case."""
+"""Each row of "What the server may answer" in docs/agent-answers.md, against a real agent; no row is without a case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.client.answers.world import CASES, World, rows
 @pytest.mark.parametrize(("table", "answer"), list(rows()))
 @pytest.mark.sampled(every=6)
 def test_each_answer_has_the_next_step_that_the_page_says(world: World, table: str, answer: str) -> None:
-    assert (table, answer) in CASES, "a row of docs/agent.md without a case"
+    assert (table, answer) in CASES, "a row of docs/agent-answers.md without a case"
     CASES[table, answer](world)
 
 

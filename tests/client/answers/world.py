@@ -15,7 +15,7 @@ from tests.support.federation import states
 from tests.support.linear_bundle import local_data
 from tests.support.scripted_server import Change, Reply, Scripted, before
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "agent.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "agent-answers.md").read_text()
 SECTION = PAGE.partition("## What the server may answer\n")[2].partition("\n## ")[0]
 NO_ANSWER: tuple[Change, ...] = (
     before(503), lambda reply: None, lambda reply: reply.raw()[:-1], lambda reply: Reply(200, b"<html>"),

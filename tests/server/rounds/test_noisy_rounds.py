@@ -19,6 +19,7 @@ from archipel.server.database.tables import BundleRow
 from archipel.server.rounds import aggregation
 from archipel.server.rounds.noise import ledger
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, central, equal_weights, model_of, run_round
+from tests.support.visitors import Visitor
 from tests.support.world import World
 
 SENSITIVITY = math.ceil(CLIP * 1.001 / DELTA_STEP + math.sqrt(ENTRIES) / 2)
@@ -308,6 +309,8 @@ def test_who_makes_a_task_whose_noise_drowns_the_updates_is_told(noisy: World) -
     assert told is not None, hint
     assert float(told[1].replace(",", "")) == pytest.approx(20 * CLIP * math.sqrt(ENTRIES) / 5, rel=0.02)
     assert noisy.task(task["task_id"])["hints"] == task["hints"]
+    page = Visitor(noisy, noisy.operator_token).words(f"/dashboard/tasks/{task['task_id']}")
+    assert "Privacy noise drowns the updates: on the mean of 5 devices" in page
     noisy.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
     assert noisy.task(task["task_id"])["hints"] == []  # it is too late
     assert noisy.create_task(differential_privacy=central(0.002), rounds=12, cohort=5)["hints"] == []
