@@ -61,6 +61,10 @@ def split_labels(labels: Labels, devices: int, *, each: int = 2, seed: int = 0) 
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError where some label would be on no
     device, or on more devices than it has examples.
+
+    Example:
+        parts = split_labels(labels, 10, each=2)
+        assert all(len(np.unique(labels[part])) == 2 for part in parts)
     """
     check_labels("labels", labels)
     names, member = np.unique(labels, return_inverse=True)

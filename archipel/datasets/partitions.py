@@ -13,6 +13,10 @@ def split_iid(count: int, devices: int, *, seed: int = 0) -> list[np.ndarray]:
     """Divide the examples 0 ... count - 1 at random into parts of nearly the same size.
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for fewer examples than devices.
+
+    Example:
+        parts = split_iid(len(labels), 10)
+        first = images[parts[0]], labels[parts[0]]
     """
     check_count(count, devices)
     order = np.random.default_rng(seed).permutation(count)
@@ -32,6 +36,10 @@ def split_dirichlet(labels: np.ndarray, devices: int, *, alpha: float, seed: int
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for labels that are no whole
     numbers, or if some device is left without an example in each of 1000 draws.
+
+    Example:
+        parts = split_dirichlet(labels, 10, alpha=0.3)
+        print(describe_parts(parts, labels))
     """
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         raise DatasetError(
@@ -69,6 +77,10 @@ def split_by(groups: np.ndarray, devices: int, *, seed: int = 0) -> list[np.ndar
         seed: decides which groups come first.
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for fewer groups than devices.
+
+    Example:
+        writers = np.arange(len(labels)) // 20  # who made which example
+        parts = split_by(writers, 10)
     """
     if groups.ndim != 1:
         raise DatasetError(f"expected one group for each example, got an array of shape {list(groups.shape)}")

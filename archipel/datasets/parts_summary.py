@@ -122,7 +122,8 @@ def describe_parts(parts: Sequence[NDArray[np.integer[Any]]], labels: NDArray[An
     Raises DatasetError for no parts, and for rows that there are not.
 
     Example:
-        print(describe_parts(split_shards(labels, 100), labels))
+        parts = split_shards(labels, 100)
+        print(describe_parts(parts, labels))
         describe_parts(parts, labels).plot("parts.png")
     """
     check_labels("parts", labels)

@@ -24,6 +24,10 @@ def split_power_law(count: int, devices: int, *, exponent: float = 1.0, seed: in
         seed: decides which device has which rank, and which examples.
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for fewer examples than devices.
+
+    Example:
+        parts = split_power_law(len(labels), 10, exponent=1.2)
+        print(sorted(len(part) for part in parts))
     """
     check_count(count, devices)
     if not exponent >= 0 or not np.isfinite(exponent):
@@ -46,6 +50,10 @@ def split_sizes(count: int, devices: int, *, alpha: float, seed: int = 0) -> lis
         seed: decides the sizes and which examples.
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for fewer examples than devices.
+
+    Example:
+        parts = split_sizes(len(labels), 10, alpha=0.5)
+        print(sorted(len(part) for part in parts))
     """
     check_count(count, devices)
     if not alpha > 0 or not np.isfinite(alpha):
@@ -64,6 +72,10 @@ def split_sorted(values: NDArray[Any], devices: int, *, seed: int = 0) -> list[R
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for values that are not finite,
     and for fewer examples than devices.
+
+    Example:
+        brightness = images.mean(axis=1)
+        parts = split_sorted(brightness, 10)
     """
     if values.ndim != 1 or values.dtype.kind not in "biuf":
         raise DatasetError(f"sorted: expected one number for each example, got {values.dtype}{list(values.shape)}")
@@ -89,6 +101,10 @@ def shift_by_noise(
         seed: decides the noise.
 
     Returns a copy with the noise. Raises DatasetError for other dtypes and variances.
+
+    Example:
+        parts = split_iid(len(images), 10)
+        noisy = shift_by_noise(images, parts, variance=0.1)
     """
     if array.dtype.kind != "f":
         raise DatasetError(f"noise: expected floating point, got {array.dtype}; convert the field first")

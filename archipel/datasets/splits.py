@@ -38,6 +38,10 @@ def split_writers(digits: DigitsByWriter, *, devices: int, seed: int, validation
     Returns the four groups.
 
     Raises DatasetError if a group would be empty.
+
+    Example:
+        split = split_writers(digits_by_writer(), devices=20, seed=0)
+        print(len(split.devices), len(split.held_out))
     """
     staff = seeded_order(digits.writers_in(STAFF_SERIES), f"staff {seed}")
     pupils = seeded_order(digits.writers_in(PUPIL_SERIES), f"pupils {seed}")
@@ -67,6 +71,10 @@ def split_own_digits(
 
     The share `test` is spread over the classes, so that both parts have digits of each class that has enough. Raises
     DatasetError if the writer is not in the data or a part would be empty.
+
+    Example:
+        digits = digits_by_writer()
+        train, test = split_own_digits(digits, int(digits.writers[0]), seed=0)
     """
     own = digits.of([writer])
     order = seeded_order(range(len(own)), f"digits {seed} {writer}")

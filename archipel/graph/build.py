@@ -54,8 +54,9 @@ class Builder:
         outer: for the graph of a body, the builder of the graph around it; see `body`.
 
     Example:
-        op = Builder(model.ir.graph)
-        y = op.Softmax(op.Mul(x, 0.5), axis=-1)
+        graph = model.ir.graph
+        op = Builder(graph)
+        y = op.Softmax(op.Mul(graph.outputs[0], np.float32(0.5)), axis=-1)
     """
 
     def __init__(self, graph: ir.Graph, scope: str = "", *, outer: Builder | None = None) -> None:

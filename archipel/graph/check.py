@@ -59,6 +59,9 @@ def check_model(model: ir.Model) -> None:
     function of such an operator; and that the model is valid ONNX.
 
     Raises GraphError that names the node.
+
+    Example:
+        check_model(model.ir)
     """
     for node in model.graph.all_nodes():
         if (node.domain, node.op_type) in MARKERS and node.op_identifier() in model.functions:

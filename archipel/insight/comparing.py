@@ -34,6 +34,9 @@ def compare_subjects(
         run: also run both on the same inputs. Whoever asks for it says that the graphs may run here.
 
     Raises InsightError for a model without a graph. What cannot be compared is told in the notes.
+
+    Example:
+        found = compare_subjects(read_onnx("model.onnx"), read_onnx("lenet.onnx"), examples={"input": x})
     """
     first, second = a.graphs[a.main], b.graphs[b.main]
     changes, same = compare_graphs(first.data, second.data)

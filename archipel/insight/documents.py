@@ -41,12 +41,12 @@ class Stored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What to make: the `page` of one model or of two that are compared, or the `histograms` of one's weights.
 
-    `folder` is empty, and gets the document of at most `most_bytes`; `keys` are hexadecimal.
+    The document has at most `most_bytes`; `keys` are hexadecimal. Paths are relative to the working folder, which gets
+    the document, since texts of the document may have them.
     """
 
     kind: Literal["page", "histograms"]
     models: list[Stored]
-    folder: str
     most_bytes: int
     keys: list[str] = []
     allow_development: bool = False
@@ -68,25 +68,14 @@ class Histograms(msgspec.Struct, kw_only=True):
 def write_document(request: bytes) -> None:
     """Make what the JSON of a Request asks for, or say in PROBLEM why it cannot be made."""
     asked = msgspec.json.decode(request, type=Request)
-    folder = Path(asked.folder)
     try:
         document = _encode(asked)
     except MemoryError:
-        _tell(asked, "it takes more memory than the server has for it")
+        Path(PROBLEM).write_text("it takes more memory than the server has for it", encoding="utf-8")
     except (ArchipelError, OSError) as error:
-        _tell(asked, one_line(error))
+        Path(PROBLEM).write_text(cut(one_line(error)), encoding="utf-8")
     else:
-        (folder / DOCUMENT).write_bytes(document)
-
-
-def _tell(asked: Request, text: str) -> None:
-    # Paths of the server mean nothing to who reads it.
-    for model in asked.models:
-        for path in (model.bundle, model.unpacked, model.weights):
-            if path:
-                text = text.replace(path, "the model")
-    text = text.replace(asked.folder, "the model")
-    (Path(asked.folder) / PROBLEM).write_text(cut(text), encoding="utf-8")
+        Path(DOCUMENT).write_bytes(document)
 
 
 def _encode(asked: Request) -> bytes:
@@ -112,7 +101,10 @@ def _page(asked: Request, alone: bool = False) -> Page:
     if len(opened) == 2:
         from archipel.insight.comparing import compare_subjects
 
-        page.comparison = compare_subjects(opened[0], opened[1], run=False)
+        try:
+            page.comparison = compare_subjects(opened[0], opened[1], run=False)
+        except InsightError as error:
+            page.notes.append(f"the two are not compared: {one_line(error)}")
     return page
 
 
@@ -140,7 +132,7 @@ def _bundle(asked: Request, model: Stored, number: int) -> Bundle:
         except BundleError:
             bundle = None  # a damaged copy, or one that is just being made
     if bundle is None:
-        cache = Path(asked.folder) / f"unpacked-{number}"
+        cache = Path(f"unpacked-{number + 1}")
         bundle = open_bundle(Path(model.bundle), keys, cache, allow_development=asked.allow_development)
     if bundle.digest != model.digest:
         raise BundleError(f"the stored file has the bundle {bundle.digest}, and not {model.digest}")

@@ -25,7 +25,12 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Raises InsightError for one larger than MAX_PAGE_BYTES."""
+    """The page as HTML. Raises InsightError for one larger than MAX_PAGE_BYTES.
+
+    Example:
+        opened = read_onnx("model.onnx")
+        Path("model.html").write_text(render(Page(title="model", version="1", subjects=[opened.subject])))
+    """
     data = escape(msgspec.json.encode(page).decode())
     if len(data) > MAX_PAGE_BYTES:
         raise InsightError(

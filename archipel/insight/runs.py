@@ -63,7 +63,11 @@ class Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a folder that is no bundle, or an event file of TensorBoard."""
+    """Whether a path is a folder that is no bundle, or an event file of TensorBoard.
+
+    Example:
+        assert not is_run(Path("model.onnx"))
+    """
     if path.is_dir():
         return not (path / _MANIFEST).exists()
     return path.is_file() and "tfevents" in path.name
@@ -74,6 +78,12 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
     Raises InsightError for a folder with nothing to show, or with files that are too large; MissingExtraError for event
     files without tensorboardX; OSError.
+
+    Example:
+        Path("run").mkdir()
+        Path("run/rounds.csv").write_text("round,loss\\n1,0.9\\n2,0.7\\n")
+        run = read_run("run")
+        print(len(run.curves), run.notes)
     """
     path, run = Path(path), Run()
     folder = path if path.is_dir() else path.parent

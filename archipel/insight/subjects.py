@@ -78,6 +78,10 @@ def read_bundle(
 
     Raises BundleError for a program that it does not have, and what reading its weights raises. A graph that cannot be
     read is told on the page.
+
+    Example:
+        opened = read_bundle(open_bundle("digits.bundle", keys), "digits")
+        print([graph.data.name for graph in opened.graphs])
     """
     manifest = bundle.manifest
     verified = isinstance(bundle, Bundle)
@@ -137,6 +141,10 @@ def read_onnx(path: str | os.PathLike[str], batch: int = 1) -> OpenSubject:
     """An ONNX file, of any opset and domain, with external data beside it.
 
     Raises ModelImportError for what is no model, for one beyond the limits, and for external data elsewhere; OSError.
+
+    Example:
+        opened = read_onnx("model.onnx", batch=8)
+        print(opened.subject.facts)
     """
     path = Path(path)
     check_file(path)

@@ -64,6 +64,11 @@ def measure_times(
         threads: threads inside one operator.
         examples: inputs by name, in place of random numbers.
         seconds: the process ends after them.
+
+    Example:
+        opened = read_onnx("model.onnx", batch=8)
+        measure_times(opened.graphs[0], batch=8)
+        Path("model.html").write_text(render(Page(title="model", version="1", subjects=[opened.subject])))
     """
     data = graph.data
     try:

@@ -28,6 +28,10 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, Ma
     """(label, parameters by name) of each safetensors file, MAX_VERSIONS at most.
 
     A file that cannot be read is told in the notes.
+
+    Example:
+        notes = []
+        versions = read_versions([Path("task.safetensors")], notes)
     """
     found = []
     for path in files[:MAX_VERSIONS]:
@@ -43,7 +47,12 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, Ma
 
 
 def weight_histograms(versions: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> list[HistogramSeries]:
-    """A series for each tensor of floating-point numbers that the versions have."""
+    """A series for each tensor of floating-point numbers that the versions have.
+
+    Example:
+        weights = read_weights(Path("task.safetensors").read_bytes())
+        series = weight_histograms([("round 1", weights), ("round 2", weights)])
+    """
     series = _series("weights", [(label, _floats(arrays)) for label, arrays in versions])
     # What has one version alone does not change over the rounds; the view of weights has it.
     return [each for each in series if len(each.steps) > 1] or series
@@ -62,6 +71,10 @@ def activation_histograms(
         examples: an array for each input, [examples, ...].
 
     Raises InsightError for examples that lack an input, CompressionError for a graph that does not run.
+
+    Example:
+        opened = read_onnx("model.onnx")
+        series = activation_histograms(opened.graphs[0], [("now", opened.weights)], {"input": x})
     """
     missing = [info.name for info in graph.model.inputs if info.name not in examples and not graph.tensors]
     if missing:

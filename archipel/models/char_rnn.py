@@ -31,6 +31,10 @@ def char_rnn(
         layers: the number of recurrent layers.
 
     Raises MissingExtraError without PyTorch.
+
+    Example:
+        network = char_rnn(0, cell="gru", hidden=64)
+        model = Model.from_torch(network, torch.zeros(2, 20, dtype=torch.int64))
     """
     with seeded(seed):
         from torch import nn

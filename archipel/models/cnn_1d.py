@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def cnn_1d(seed: int, channels: int = 6, length: int = 128, classes: int = 6) -> nn.Module:
-    """A new network: float32 [batch, channels, length] (length a multiple of 4) -> logits float32 [batch, classes]."""
+    """A new network: float32 [batch, channels, length] (length a multiple of 4) -> logits float32 [batch, classes].
+
+    Example:
+        model = Model.from_torch(cnn_1d(0), torch.zeros(2, 6, 128))
+    """
     with seeded(seed):
         from torch import nn
 

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def lenet(seed: int, classes: int = 10) -> nn.Module:
-    """A new network of 61,706 parameters: float32 [batch, 1, 28, 28] -> logits float32 [batch, classes]."""
+    """A new network of 61,706 parameters: float32 [batch, 1, 28, 28] -> logits float32 [batch, classes].
+
+    Example:
+        model = Model.from_torch(lenet(0), torch.zeros(2, 1, 28, 28))
+    """
     with seeded(seed):
         from torch import nn
 

@@ -18,6 +18,9 @@ def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float =
     """A new network (width 1: 2.2 million parameters): float32 [batch, channels, 32, 32] -> logits [batch, classes].
 
     `width` multiplies the number of filters, rounded to multiples of 8. Raises MissingExtraError without PyTorch.
+
+    Example:
+        model = Model.from_torch(mobilenet_v2(0, width=0.5), torch.zeros(2, 3, 32, 32))
     """
 
     # To the nearest multiple of 8, at least 8, as processors like whole vectors of channels.

@@ -15,6 +15,9 @@ def resnet8(seed: int, channels: int = 3, classes: int = 10) -> nn.Module:
     """A new network of 77,946 parameters: float32 [batch, channels, 32, 32] -> logits float32 [batch, classes].
 
     Three residual blocks of 16, 32 and 64 filters; the last two halve the resolution and have a 1x1 shortcut.
+
+    Example:
+        model = Model.from_torch(resnet8(0), torch.zeros(2, 3, 32, 32))
     """
     with seeded(seed):
         from torch import nn

@@ -34,6 +34,10 @@ def transformer(
         dropout: the share of values that training sets to 0, from 0 to 1.
 
     Raises MissingExtraError without PyTorch.
+
+    Example:
+        network = transformer(0, vocabulary=65, length=32)
+        model = Model.from_torch(network, torch.zeros(2, 32, dtype=torch.int64))
     """
     with seeded(seed):
         import torch

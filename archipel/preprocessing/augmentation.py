@@ -30,6 +30,9 @@ class RandomFlip(Transform, frozen=True):
     Arguments:
         axis: 2 turns "NHWC" pictures left to right.
         probability: of an example.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), RandomFlip()])
     """
 
     axis: int = 2
@@ -52,6 +55,9 @@ class RandomShift(Transform, frozen=True):
         most: places, in both directions.
         axes: (1, 2) for "NHWC" pictures, (1,) for sound.
         fill: what comes in; None: the border's element; "reflect": the elements beside the border, mirrored in it.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), RandomShift(most=4)])
     """
 
     most: int
@@ -101,6 +107,9 @@ class RandomGain(Transform, frozen=True):
     Arguments:
         low, high: bounds with 1 between them.
         axis: each place of this axis has a number of its own, such as 1 for channels; None: an example has one.
+
+    Example:
+        prepare = chain([Raw("int16", ("batch", 16000)), Scale(32768.0), RandomGain(0.8, 1.25)])
     """
 
     low: float
@@ -130,6 +139,9 @@ class RandomNoise(Transform, frozen=True):
 
     Arguments:
         deviation: the noise's standard deviation.
+
+    Example:
+        prepare = chain([Raw("int16", ("batch", 16000)), Scale(32768.0), RandomNoise(0.01)])
     """
 
     deviation: float
@@ -157,6 +169,10 @@ class RandomMask(Transform, frozen=True):
         width: the longest stretch; its length is drawn from 0 to this, its place from all that fit.
         count: how many stretches.
         value: what to fill with: 0 is the mean behind `Normalize`.
+
+    Example:
+        raw = Raw("int16", ("batch", 16000))
+        prepare = chain([raw, Scale(32768.0), LogMel(), RandomMask(axis=1, width=8, count=2)])
     """
 
     axis: int

@@ -21,7 +21,12 @@ _LONGEST = 2000  # characters of a line; the file may be anybody's
 
 
 def to_settings(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
-    """The tables that `from_settings` reads, without fields that are defaults."""
+    """The tables that `from_settings` reads, without fields that are defaults.
+
+    Example:
+        tables = to_settings([Raw("int16", ("batch", 16000)), Scale(32768.0), LogMel()])
+        assert to_settings(from_settings(tables)) == tables
+    """
     tables = []
     for part in transforms:
         fields = msgspec.to_builtins(part)
@@ -41,6 +46,10 @@ def describe(model: Model) -> list[dict[str, Any]]:
     """The transforms in front of a model, in the form of settings; [] where the file says nothing that is well formed.
 
     The file may be anybody's, so this is for people: the graph is what is computed.
+
+    Example:
+        prepared = put_before(model, [Raw("int16", ("batch", 4)), Scale(32768.0)])
+        print(describe(prepared))
     """
     return _tables(model.ir.metadata_props.get(KEY))
 

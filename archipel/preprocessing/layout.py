@@ -18,6 +18,9 @@ class Layout(Transform, frozen=True):
         source: a letter for each axis, the batch first; "1" for an axis of size 1.
         target: the same letters in the new order. An axis "1" may come or go: `Layout("NFT", "N1TF")` makes of mel
             bands [batch, bands, frames] a picture [batch, 1, frames, bands].
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Layout("NHWC", "NCHW")])  # [batch, 3, 32, 32]
     """
 
     source: str

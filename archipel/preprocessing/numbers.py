@@ -29,6 +29,9 @@ class Cast(Transform, frozen=True):
 
     Arguments:
         to: the new type.
+
+    Example:
+        prepare = chain([Raw("int32", ("batch", 64)), Cast("int64")])
     """
 
     to: Number
@@ -47,6 +50,9 @@ class Scale(Transform, frozen=True):
     Arguments:
         divisor: 255 brings bytes to 0..1, 32768 16-bit sound to -1..1; 127.5 with an offset of -1 bytes to -1..1.
         offset: is added after the division.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), Scale()])
     """
 
     divisor: float = 255.0
@@ -68,6 +74,10 @@ class Normalize(Transform, frozen=True):
             `fitted` measures them on a data set.
         axis: what the numbers belong to: -1 for the channels of [batch, height, width, channels], 1 for those of
             [batch, channels, height, width] or for the mel bands of [batch, bands, frames].
+
+    Example:
+        colours = Normalize((0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), Scale(), colours])
     """
 
     mean: tuple[float, ...] = ()
@@ -93,6 +103,9 @@ class Clip(Transform, frozen=True):
 
     Arguments:
         low, high: the least and the largest number of the result.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Clip(0.1, 0.9)])
     """
 
     low: float
@@ -113,6 +126,9 @@ class Standardize(Transform, frozen=True):
         axes: along which the mean and the deviation (of the population) are taken. Empty: all but the batch. (1,) of
             [batch, samples, channels] standardizes each channel of a window of sensor values on its own.
         floor: the least deviation to divide by, so that an example of equal numbers becomes zeros.
+
+    Example:
+        prepare = chain([Raw("float32", ("batch", 128, 6)), Standardize(axes=(1,))])
     """
 
     axes: tuple[int, ...] = ()
@@ -136,6 +152,9 @@ class Average(Transform, frozen=True):
 
     Arguments:
         axis: any but the batch; -1 is the last.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Average(axis=-1)])  # [batch, 32, 32]
     """
 
     axis: int = -1
@@ -149,6 +168,9 @@ class OneHot(Transform, frozen=True):
 
     Arguments:
         classes: how many there are.
+
+    Example:
+        prepare = chain([Raw("int64", ("batch",)), OneHot(10)])  # [batch, 10]
     """
 
     classes: int

@@ -28,6 +28,9 @@ class CropOrPad(Transform, frozen=True):
         at: "center" takes the middle and fills both sides, with the odd one behind (ONNX's CenterCropPad); "start"
             takes the first ones and fills behind them.
         value: what to fill with.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), CropOrPad((28, 28))])  # [batch, 28, 28, 3]
     """
 
     size: tuple[int, ...]
@@ -84,6 +87,9 @@ class Greyscale(Transform, frozen=True):
 
     Arguments:
         layout: of the pictures; the channel axis stays, with size 1.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Greyscale()])
     """
 
     layout: PictureLayout = "NHWC"

@@ -23,6 +23,9 @@ class Raw(Transform, frozen=True):
             any size, the same one wherever it occurs.
         input: the model's input that it replaces; "": the only one, or the next one without transforms.
         name: what the raw input is called, and so the field of the data; "": as the model's input.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", "height", "width", 3)), Resize((32, 32)), Scale()])
     """
 
     dtype: DType

@@ -25,6 +25,9 @@ class Resize(Transform, frozen=True):
         antialias: widen the filter where an axis shrinks, as Pillow does and PyTorch with `antialias=True`; of
             "bilinear" only. Without it bilinear reads two neighbours, PyTorch's and OpenCV's default.
         layout: of the pictures.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", "height", "width", 3)), Resize((32, 32), antialias=True)])
     """
 
     size: tuple[int, int]
@@ -53,6 +56,9 @@ class ResizeShorter(Transform, frozen=True):
     Arguments:
         size: of the shorter side, in elements.
         mode, antialias, layout: as of `Resize`.
+
+    Example:
+        prepare = chain([Raw("uint8", ("batch", 480, 640, 3)), ResizeShorter(256)])  # [batch, 256, 341, 3]
     """
 
     size: int

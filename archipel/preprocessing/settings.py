@@ -54,7 +54,11 @@ def from_settings(tables: object) -> list[Transform]:
 
 
 def load_settings(path: str | os.PathLike[str]) -> list[Transform]:
-    """Transforms from a TOML file of [[preprocess]] tables. Raises PreprocessingError that names the file and entry."""
+    """Transforms from a TOML file of [[preprocess]] tables. Raises PreprocessingError that names the file and entry.
+
+    Example:
+        prepare = chain(load_settings("preprocess.toml"))
+    """
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -28,6 +28,9 @@ class Preemphasis(Transform, frozen=True):
 
     Arguments:
         coefficient: from 0, which changes nothing, to 1.
+
+    Example:
+        prepare = chain([Raw("int16", ("batch", 16000)), Scale(32768.0), Preemphasis()])
     """
 
     coefficient: float = 0.97
@@ -55,6 +58,9 @@ class Spectrogram(Transform, frozen=True):
         power: 2 for the power, 1 for the magnitude.
         center: fill half of `points` on both sides, so that frame i has its middle at sample i * hop.
         fill: with what: "reflect" the sound (PyTorch's default) or "zeros" (librosa's).
+
+    Example:
+        prepare = chain([Raw("int16", ("batch", 16000)), Scale(32768.0), Spectrogram(points=512, hop=256)])
     """
 
     points: int = 512
@@ -129,6 +135,9 @@ class LogMel(Spectrogram, frozen=True):
             (PyTorch's).
         log: "natural", or "db" for 10 log10.
         floor: the least power of which the logarithm is taken.
+
+    Example:
+        prepare = chain([Raw("int16", ("batch", 16000)), Scale(32768.0), LogMel(bands=40, hop=160)])
     """
 
     sample_rate: float = 16000.0
@@ -184,6 +193,9 @@ class Mfcc(LogMel, frozen=True):
 
     Arguments:
         coefficients: how many, from the 0th on.
+
+    Example:
+        prepare = chain([Raw("int16", ("batch", 16000)), Scale(32768.0), Mfcc(coefficients=10, hop=320)])
     """
 
     coefficients: int = 13

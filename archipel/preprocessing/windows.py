@@ -19,6 +19,9 @@ class Frames(Transform, frozen=True):
         length: samples of a window.
         hop: samples from one window to the next; 0: `length`, so that none overlap. Samples behind the last whole
             window are left out.
+
+    Example:
+        prepare = chain([Raw("float32", ("batch", 512, 6)), Frames(length=128, hop=64)])
     """
 
     length: int

@@ -49,6 +49,9 @@ def create_app(
 
     Raises:
         ServerError: The database, the server key or the request log cannot be used.
+
+    Example:
+        app = create_app(load_settings("server"))  # for a WSGI server of your own
     """
     services = Services.open(settings, connections=settings.threads, clock=clock, measures=measures, draining=draining)
     services.database.check()

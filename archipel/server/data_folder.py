@@ -44,8 +44,9 @@ def init_data_folder(
         TlsError: A name is neither a DNS name nor an address.
 
     Example:
-        token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
-        supervise(load_settings("server"))
+        enrolment = generate_key()  # its private half stays with who makes enrolment tokens
+        token = init_data_folder("server", enrolment_key=enrolment.public_key().public_bytes_raw(), publisher_keys=keys)
+        print(load_settings("server").port)
     """
     folder = Path(folder)
     if (folder / SETTINGS_FILE).exists():

@@ -361,6 +361,9 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
 
     Raises:
         ServerError: The file is missing, or a setting is unknown or wrong; the message names it.
+
+    Example:
+        settings = load_settings("server", port=8471)
     """
     folder = Path(folder).absolute()
     try:

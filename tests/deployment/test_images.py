@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from archipel.server.http.documentation import DOCS_FOLDER
+from archipel.bundle import load_public_key, open_bundle
 from archipel.server.http.pages import PAGE_FOLDER
 from tests.support.commanded import DEVICE_SETTINGS, DEVICES, publish, run, running, train, write_examples
 from tests.support.environments import other_python
-from tests.support.fixtures.chromium import needed
-from tests.support.images import ROOT, Builder, Image, open_builder
+from tests.support.images import BASE, ROOT, Builder, Image, open_builder, volume, write_context
 
 pytestmark = pytest.mark.slow
 DATA, AGENT, SETTINGS = "/var/lib/archipel", "/var/lib/archipel-device", "/etc/archipel/device.toml"
@@ -36,17 +35,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the builder is given: the sources with what `make dist` builds."""
-    if not (PAGE_FOLDER / "index.html").is_file():
-        needed("needs the demo page; `make web` builds it")
-    if not (DOCS_FOLDER / "index.html").is_file():
-        needed("needs the documentation; `make docs` builds it")
-    folder = tmp_path_factory.mktemp("context")
-    for name in ("constraints.txt", ".dockerignore"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "docker", folder / "docker")
-    subprocess.run([sys.executable, ROOT / "scripts" / "release" / "wheels.py", folder / "dist"], check=True)
-    return folder
+    return write_context(tmp_path_factory.mktemp("context"))
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +138,24 @@ def test_a_server_and_three_devices_take_a_round(server: Image, device: Image, t
     assert (task.state, task.rounds_committed) == ("completed", 1)
 
 
-def volume(folder: Path, image: Image) -> Path:
-    """As a new volume is: it takes over the owner of the image's folder."""
-    folder.mkdir()
-    os.chown(folder, *image.user)
-    return folder
+def test_the_steps_of_training_s_image_make_one_that_converts(builder: Builder, context: Path, tmp_path: Path) -> None:
+    """Over Debian and without PyTorch: its base and PyTorch's CUDA are gigabytes from elsewhere."""
+    arguments = {"BASE": BASE, "EXTRAS": "curves,data,privacy,tuning"}
+    cloud = builder.build(ROOT / "docker" / "cloud.Dockerfile", context, arguments)
+    said = run(*cloud.container())
+    assert re.search("^convert +ok$", said, re.M), said
+    assert (cloud.described["User"], cloud.described["WorkingDir"]) == ("10001:10001", "/work")
+    work = volume(tmp_path / "work", cloud)
+    published = json.loads((PAGE_FOLDER / "model" / "publisher.json").read_text())
+    (work / "page.pub").write_text(published["key"])
+    shutil.copy(PAGE_FOLDER / "model" / "digits.bundle", work)
+    for command in (
+        ("keys", "own"),
+        ("export", "digits.bundle", "--key", "page.pub", "-o", "digits.onnx"),
+        ("convert", "digits.onnx", "-o", "made.bundle", "--key", "own", "--loss", "cross_entropy", "--lr", "0.02"),
+    ):
+        run(*cloud.container(*command, volumes={"/work": work}))
+    assert open_bundle(work / "made.bundle", [load_public_key(work / "own.pub")])
 
 
 def free_port() -> int:

@@ -84,6 +84,15 @@ name = "digits"
 description = "Digits on small pictures."
 task = "image classification"
 """
+PREPROCESS = """
+[[preprocess]]
+kind = "raw"
+dtype = "uint8"
+shape = ["batch", 28, 28, 1]
+
+[[preprocess]]
+kind = "scale"
+"""
 RECIPE = """
 [[part]]
 kind = "static_int8"
@@ -116,7 +125,12 @@ def make_world(folder: Path) -> Callable[[str], dict[str, Any]]:
         (folder / name).write_bytes(bundle.write_weights(made.parameters()))
     np.savez(folder / "people.npz", x=x, y=y)
     pq.write_table(pa.table({"input": list(x), "label": y}), folder / "train.parquet")
-    for name, text in {"federation.toml": FEDERATION, "card.toml": CARD, "recipe.toml": RECIPE}.items():
+    for name, text in {
+        "federation.toml": FEDERATION,
+        "card.toml": CARD,
+        "recipe.toml": RECIPE,
+        "preprocess.toml": PREPROCESS,
+    }.items():
         (folder / name).write_text(text)
     trusted = [key.public_key().public_bytes_raw()]
 

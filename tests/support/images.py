@@ -11,12 +11,15 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from archipel.server.http.documentation import DOCS_FOLDER
+from archipel.server.http.pages import PAGE_FOLDER
 from tests.support.fixtures.chromium import needed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,11 +59,15 @@ class Builder:
         assert done.returncode == 0, f"buildah {' '.join(map(str, arguments))}\n{done.stdout[-3000:]}{done.stderr}"
         return done.stdout.strip()
 
-    def build(self, dockerfile: Path, context: Path) -> Image:
-        """Run the Dockerfile's steps as root of this machine, with its network and no registry."""
+    def build(self, dockerfile: Path, context: Path, arguments: Mapping[str, str] = {}) -> Image:
+        """Run the Dockerfile's steps as root of this machine, with its network and no registry.
+
+        `arguments`: values for the Dockerfile's ARGs.
+        """
         name = dockerfile.name.partition(".")[0]
         self.run(
             "bud", "--quiet", "--format", "docker", "--isolation", "chroot", "--network", "host", "--pull-never",
+            *(word for each in arguments.items() for word in ("--build-arg", "=".join(each))),
             "--file", dockerfile, "--tag", name, context,
         )  # fmt: skip
         container = self.run("from", "--pull-never", name)
@@ -98,6 +105,19 @@ def open_builder(folder: Path) -> Iterator[Builder]:
     finally:
         builder.run("rm", "--all")
         builder.run("rmi", "--all", "--force")
+
+
+def write_context(folder: Path) -> Path:
+    """What the builder is given: the sources with what `make dist` builds."""
+    if not (PAGE_FOLDER / "index.html").is_file():
+        needed("needs the demo page; `make web` builds it")
+    if not (DOCS_FOLDER / "index.html").is_file():
+        needed("needs the documentation; `make docs` builds it")
+    for name in ("constraints.txt", ".dockerignore"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "docker", folder / "docker")
+    subprocess.run([sys.executable, ROOT / "scripts" / "release" / "wheels.py", folder / "dist"], check=True)
+    return folder
 
 
 @dataclass(frozen=True)
@@ -144,3 +164,10 @@ class Image:
     def user(self) -> tuple[int, int]:
         user, _, group = self.described["User"].partition(":")
         return int(user), int(group)
+
+
+def volume(folder: Path, image: Image) -> Path:
+    """As a new volume is: it takes over the owner of the image's folder."""
+    folder.mkdir()
+    os.chown(folder, *image.user)
+    return folder

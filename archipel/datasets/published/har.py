@@ -93,6 +93,9 @@ def har_by_person(folder: str | os.PathLike[str], people: Collection[int] | None
     """The windows of `har_windows`, not normalised, of these people (None: of all 30).
 
     Raises DatasetError if the file in `folder` is missing or damaged, or one of the people has no window in it.
+
+    Example:
+        data = har_by_person("/data/hapt", people=[1, 2, 3])
     """
     path = Path(folder) / FILE
     columns = read_npz(path, COLUMNS, REMEDY)
@@ -119,6 +122,10 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
     Returns the three parts; the test part has the 9 test people of the published split.
 
     Raises DatasetError if the file is missing or damaged.
+
+    Example:
+        data = har_windows("/data/hapt")
+        runtime.fit(data.train.inputs, data.train.labels)
     """
     path = Path(folder) / FILE
     columns = read_npz(path, COLUMNS, REMEDY)

@@ -58,6 +58,10 @@ def fashion_mnist(
     """Articles of clothing, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
 
     Files, split, `flat` and errors are as for `mnist`.
+
+    Example:
+        data = fashion_mnist("/data/fashion")
+        runtime.fit(data.train.inputs, data.train.labels)
     """
     return _read_splits("Fashion-MNIST", Path(folder), CLOTHES, seed, validation, flat)
 

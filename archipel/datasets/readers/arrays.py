@@ -38,8 +38,10 @@ def open_arrays(path: str | os.PathLike[str], *, classes: Mapping[str, Sequence[
     Raises DatasetError for a file that is missing or damaged, or has other elements than numbers and bools.
 
     Example:
-        numpy.save("train/input.npy", x); numpy.save("train/label.npy", y)
-        data = open_arrays("train")
+        Path("arrays").mkdir()
+        np.save("arrays/input.npy", x)
+        np.save("arrays/label.npy", y)
+        data = open_arrays("arrays")
     """
     where = Path(path)
     if where.is_dir():

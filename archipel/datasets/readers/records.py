@@ -44,7 +44,7 @@ def write_records(
     without pyarrow, OSError.
 
     Example:
-        write_records({"input": pictures, "label": labels}, "train.parquet")
+        write_records({"input": images, "label": labels}, "train.parquet")
     """
     pa, pq = need("pyarrow"), need("pyarrow.parquet")
     dataset = as_dataset(data)

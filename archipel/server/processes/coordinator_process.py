@@ -53,6 +53,9 @@ def run_coordinator(
 
     Raises:
         ServerError: Another coordinator works on the data folder, or the database or storage cannot be used.
+
+    Example:
+        run_coordinator(load_settings("server"))  # until SIGTERM or Ctrl-C
     """
     stop = stop or Stop()
     with stop.on_signals(), only_one(settings.path(LOCK_FILE)) as holder:

@@ -54,6 +54,9 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
 
     Raises:
         ServerError, TlsError: Something cannot start; the message is one line.
+
+    Example:
+        supervise(load_settings("server"))  # until SIGTERM or Ctrl-C
     """
     stop = stop or Stop()
     _check_space(settings)

@@ -37,6 +37,9 @@ def prune(settings: Settings, *, dry_run: bool) -> Pruned:
     """Delete what the settings' retention rule does not keep, or only say what that is.
 
     Raises ServerError if the settings have no rule, or the database cannot be used.
+
+    Example:
+        print(prune(load_settings("server"), dry_run=True))
     """
     services = Services.open(settings)
     try:

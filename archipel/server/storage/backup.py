@@ -58,6 +58,9 @@ def back_up(settings: Settings, target: Path) -> BackedUp:
 
     Raises:
         ServerError: The target is not allowed, or something cannot be read or written.
+
+    Example:
+        done = back_up(load_settings("server"), Path("backup"))
     """
     target = target.absolute()
     data = Path(settings.folder).resolve()
@@ -83,6 +86,9 @@ def restore(backup: Path, folder: Path) -> BackedUp:
     """Make the data folder `folder` from a backup, and compare every file with its digest.
 
     Raises ServerError if the backup is damaged or incomplete, or if `folder` exists.
+
+    Example:
+        restore(Path("backup"), Path("server-2"))
     """
     if not (backup / SETTINGS_FILE).is_file() or not (backup / FILES).is_dir():
         raise ServerError(f"{backup}: not a backup; `archipel serve backup` makes one")

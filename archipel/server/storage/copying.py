@@ -36,6 +36,9 @@ def copy_files(settings: Settings, blobs: str) -> Copied:
 
     Raises:
         ServerError: The server is running, a file is damaged, or one of the stores cannot be used.
+
+    Example:
+        copy_files(load_settings("server"), "s3://bucket/archipel")
     """
     # A server that runs would go on storing into the old store, and the copy would lack that.
     with only_one(settings.path(LOCK_FILE)):

@@ -24,12 +24,19 @@ def random_shift(most: int) -> RandomShift:
 
     This is the random crop of a padded image (He et al. 2016, section 4.2). Raises PreprocessingError unless `most` is
     1 or more.
+
+    Example:
+        config = TrainConfig(epochs=10, augment=[random_shift(4), random_flip()])
     """
     return RandomShift(most, axes=(2, 3), fill=0.0)
 
 
 def random_flip() -> RandomFlip:
-    """Mirror each image of [batch, channels, height, width] from left to right with probability 1/2."""
+    """Mirror each image of [batch, channels, height, width] from left to right with probability 1/2.
+
+    Example:
+        config = TrainConfig(epochs=10, augment=[random_shift(4), random_flip()])
+    """
     return RandomFlip(axis=3)
 
 
@@ -38,6 +45,9 @@ def random_scale(most: float) -> RandomGain:
 
     The sensors of different persons and phones differ in scale (Um et al. 2017, section 3). Raises TrainingError unless
     `most` is above 0 and below 1.
+
+    Example:
+        config = TrainConfig(epochs=10, augment=[random_scale(0.1)])
     """
     if not 0 < most < 1:
         raise TrainingError(f"random_scale expects a share above 0 and below 1, got {most}")

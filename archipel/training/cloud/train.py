@@ -118,6 +118,11 @@ def prepare(
     that is there, it reads it.
 
     Raises what `train` raises for wrong arguments.
+
+    Example:
+        trainer = prepare(network, (x, y), TrainConfig(epochs=1))
+        for batch in batches:
+            trainer.step(dict(zip(("input", "label"), batch)))
     """
     require_torch()
     config = TrainConfig() if config is None else config

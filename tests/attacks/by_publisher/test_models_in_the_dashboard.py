@@ -114,7 +114,7 @@ def tried(what):
         return repr(what())[:200]
     except BaseException as error:
         return type(error).__name__
-with open(asked["folder"] + "/document.json", "w") as file:
+with open("document.json", "w") as file:
     json.dump({
         "key": tried(lambda: open(KEY, "rb").read()),
         "database": tried(lambda: open(KEY.replace("server.key", "archipel.db"), "rb").read(10)),
@@ -145,10 +145,10 @@ def test_a_process_that_was_taken_over_reaches_nothing_else(
 
 
 LINKS = {
-    "a link to a secret": "os.symlink({key!r}, asked['folder'] + '/document.json')",
-    "a link of a problem": "os.symlink({key!r}, asked['folder'] + '/problem.txt')",
-    "a pipe": "os.mkfifo(asked['folder'] + '/document.json')",
-    "too much": "open(asked['folder'] + '/document.json', 'wb').truncate(asked['most_bytes'] + 1)",
+    "a link to a secret": "os.symlink({key!r}, 'document.json')",
+    "a link of a problem": "os.symlink({key!r}, 'problem.txt')",
+    "a pipe": "os.mkfifo('document.json')",
+    "too much": "open('document.json', 'wb').truncate(asked['most_bytes'] + 1)",
     "nothing": "pass",
 }
 

@@ -46,13 +46,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """A document that is wanted. `made_of` names its content: the kind, and digests of bundles and weights. `files` are
-    what gives each file that it reads, by a name that `request` gets its path under; `folders` may be read, too."""
+    """A document that is wanted. `made_of` names its content: the kind, and digests of bundles and weights.
+
+    `request` is for the process that makes it. It names the files and folders that are read as they are called there:
+    what gives each of the `files`, and the `folders`, which need not exist, by these names."""
 
     made_of: tuple[str, ...]
+    request: Mapping[str, Any]
     files: Mapping[str, Callable[[], AbstractContextManager[Path]]]
-    folders: tuple[Path, ...]
-    request: Callable[[Mapping[str, str]], Mapping[str, Any]]
+    folders: Mapping[str, Path]
 
     @property
     def key(self) -> str:
@@ -153,9 +155,11 @@ class Documents:
                         PROBLEM_SECONDS,
                     )
                     return
-                request = wanted.request({name: str(path.resolve()) for name, path in paths.items()})
-                reads = [path.resolve() for path in (*paths.values(), *wanted.folders)]
-                made = make_document(request, reads, folder.resolve())
+                reads = {name: path.resolve() for name, path in {**paths, **wanted.folders}.items()}
+                for name, path in reads.items():
+                    # By links, so that no text of the process has a path of this machine.
+                    (folder / name).symlink_to(path)
+                made = make_document(wanted.request, reads.values(), folder.resolve())
             if isinstance(made, str):
                 self._keep_problem(wanted.key, made, PROBLEM_SECONDS)
             else:

@@ -64,15 +64,15 @@ def make_document(request: Mapping[str, Any], reads: Iterable[Path], folder: Pat
     """The open file of the document that the process makes, or why there is none, for people.
 
     Arguments:
-        request: archipel.insight.documents.Request, without its folder and limit.
-        reads: the files and folders that it may read.
-        folder: an empty folder for it, absolute.
+        request: archipel.insight.documents.Request, without its limit.
+        reads: the files and folders that it may read, absolute.
+        folder: a folder for it, absolute, in which are links to these files alone.
 
     Raises ServerError where no process can be started.
     """
     if any(importlib.util.find_spec(name) is None for name in NEEDS):
         return LACKING
-    asked = {**request, "folder": str(folder), "most_bytes": MOST_DOCUMENT_BYTES}
+    asked = {**request, "most_bytes": MOST_DOCUMENT_BYTES}
     limits = {
         "parent": os.getpid(), "cpu_seconds": CPU_SECONDS, "seconds": SECONDS, "memory": MEMORY_BYTES,
         "file_bytes": 2 * MOST_MODEL_BYTES,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flask import current_app
 
@@ -27,36 +27,31 @@ class Model:
 def find_document(desk: Desk, kind: Literal["page", "histograms"], *models: Model) -> Ready | Problem | None:
     """The document of one model, or of two; None while it is being made. Raises ApiError 403, 404 and 410 as the API
     does for these bundles and weights."""
-    files: dict[str, Callable[[], AbstractContextManager[Path]]] = {}
-    for number, model in enumerate(models):
-        if model.bundle:
-            file = find_bundle_file(desk.call("download_bundle"), model.bundle)
-            files[f"bundle {number}"] = _giver(desk, file)
-        if model.weights:
-            check_blob(desk.call("download_blob"), model.weights)
-            files[f"weights {number}"] = _giver(desk, model.weights)
     settings = desk.services.settings
-    unpacked = [settings.bundle_folder / model.bundle if model.bundle else None for model in models]
-
-    def request(paths: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "kind": kind,
-            "keys": list(settings.publisher_keys),
-            "allow_development": settings.allow_development,
-            "models": [
-                {
-                    "bundle": paths.get(f"bundle {number}", ""),
-                    "weights": paths.get(f"weights {number}", ""),
-                    "digest": model.bundle,
-                    "unpacked": "" if folder is None else str(folder.resolve()),
-                }
-                for number, (model, folder) in enumerate(zip(models, unpacked))
-            ],
-        }
-
+    files: dict[str, Callable[[], AbstractContextManager[Path]]] = {}
+    folders: dict[str, Path] = {}
+    stored = []
+    for number, model in enumerate(models, 1):
+        names = {"digest": model.bundle}
+        if model.bundle:
+            names |= {"bundle": f"model-{number}.bundle", "unpacked": f"model-{number}"}
+            file = find_bundle_file(desk.call("download_bundle"), model.bundle)
+            files[names["bundle"]] = _giver(desk, file)
+            folders[names["unpacked"]] = settings.bundle_folder / model.bundle
+        if model.weights:
+            names["weights"] = f"weights-{number}.safetensors"
+            check_blob(desk.call("download_blob"), model.weights)
+            files[names["weights"]] = _giver(desk, model.weights)
+        stored.append(names)
+    request = {
+        "kind": kind,
+        "models": stored,
+        "keys": list(settings.publisher_keys),
+        "allow_development": settings.allow_development,
+    }
     made_of = (kind, *(digest for model in models for digest in (model.bundle, model.weights)))
     documents: Documents = current_app.extensions[DOCUMENTS]
-    return documents.find(Wanted(made_of, files, tuple(each for each in unpacked if each is not None), request))
+    return documents.find(Wanted(made_of, request, files, folders))
 
 
 def _giver(desk: Desk, digest: str) -> Callable[[], AbstractContextManager[Path]]:

@@ -76,6 +76,7 @@ class Cohort:
 
     Example:
         cohort = Cohort(open_bundle("digits.bundle", keys))
+        clients = [{"input": x[:50], "label": y[:50]}, {"input": x[50:], "label": y[50:]}]
         update = cohort.local_rounds(clients, seeds=range(len(clients)), hyperparameters={"lr": 0.05})
     """
 
