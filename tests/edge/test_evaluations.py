@@ -17,11 +17,14 @@ from archipel.protocol.operator.tasks import TaskInfo
 from tests.edge.test_rounds import uplink
 from tests.support.edge_world import AT_EDGE, AT_ROOT, SITES, ComputedSite, EdgeWorld, open_edge_world, squared_errors
 from tests.support.linear_bundle import W0
+from tests.support.tree import PATIENT
 
 BOUND = 64.0
 STEP = 1 / (2**19 - 1)
 """Of entries of 20 bits, in parts of their range."""
-ASK: dict[str, Any] = {"kind": "evaluation", "metrics": {"mse": BOUND}, "max_examples": 20, "min_cohort": 3}
+ASK: dict[str, Any] = {
+    "kind": "evaluation", "metrics": {"mse": BOUND}, "max_examples": 20, "min_cohort": 3, "deadlines": PATIENT,
+}  # fmt: skip
 
 
 def mean(numbers: list[int], w: np.ndarray = W0) -> float:
@@ -42,7 +45,7 @@ def test_the_mean_is_that_of_all_examples_and_each_server_knows_what_it_may(tmp_
         world.site("c", ComputedSite([6, 7]))
         uplink(world)
         with world.running():
-            trained = ended(world, world.task(min_cohort=3))
+            trained = ended(world, world.task(min_cohort=3, deadlines=PATIENT))
             # The devices have the version from the root's log, which the edge hands on.
             task = world.task(**ASK, weights=trained.model)
             assert ended(world, task).state == "completed"
@@ -138,7 +141,7 @@ def test_devices_that_were_asked_often_enough_are_not_asked_for_the_root(tmp_pat
         world.site("c", ComputedSite([6, 7]))
         edge = uplink(world)
         bundle = world.edge_operator.bundles.upload(world.bundle_file).digest
-        ask = {**ASK, "min_cohort": 2, "cohort": 2, "threshold": None}
+        ask = {**ASK, "min_cohort": 2, "cohort": 2, "threshold": None, "deadlines": {}}
         own = world.edge_operator.tasks.create(
             TaskRequest(name="own", population=AT_EDGE, bundle=bundle, rounds=1, **ask)
         )
@@ -152,3 +155,26 @@ def test_devices_that_were_asked_often_enough_are_not_asked_for_the_root(tmp_pat
         [above] = [each for each in world.rounds(task) if each.phase == "committed"]
         assert above.result is not None
         assert above.result.metrics["mse"] == pytest.approx(mean([3, 4, 5, 6, 7]), abs=5 * 3 * BOUND * STEP)
+
+
+@pytest.mark.slow
+def test_counts_in_bins_of_an_edge_s_own_devices_round_after_round(tmp_path: Path) -> None:
+    bins = Bins(low=0.0, high=400.0, count=8, better="lower")
+    large = msgspec.structs.replace(SITES, min_site_cohort=10, max_site_cohort=12)
+    with open_edge_world(tmp_path, cohort=10, min_contributors=10, aggregators=large) as world:
+        for number in range(1, 11):
+            world.device(number)
+        world.site("b", ComputedSite(list(range(11, 22))))
+        uplink(world)
+        ask = {**ASK, "metrics": {"mse": 400.0}, "distributions": {"mse": bins}, "max_examples": 40}
+        with world.running():
+            task = ended(world, world.task(**{**ask, "rounds": 2, "cohort": 2, "min_cohort": 2}))
+        assert task.state == "completed", task.reason
+        own = np.array([squared_errors(number).mean() for number in range(1, 22)])
+        expected = np.histogram(own, [-np.inf, *np.linspace(0, 400, 9), np.inf])[0]
+        told = [each.result for each in world.rounds(task) if each.phase == "committed"]
+        # The same devices each time: others would differ by fewer than ten.
+        assert len(told) == 2
+        for each in told:
+            assert each is not None
+            assert (each.contributors, each.distributions["mse"].counts) == (21, expected.tolist())

@@ -12,9 +12,10 @@ from archipel.client import Agent
 from archipel.errors import ClientError
 from archipel.protocol.identity import EnrolmentToken, root_of
 from archipel.server.database.site_tables import SiteRound as Row
+from archipel.server.database.tables import Task
 from tests.edge.test_rounds import uplink
 from tests.support.edge_world import ComputedSite, EdgeWorld, open_edge_world
-from tests.support.tree import QUICK
+from tests.support.tree import PATIENT, QUICK
 
 
 def second_edge(world: EdgeWorld) -> None:
@@ -62,7 +63,7 @@ def test_a_device_that_moves_counts_where_it_is_and_comes_back(tmp_path: Path) -
 
 
 def _round(world: EdgeWorld, mover: Agent, times: int) -> None:
-    task = world.task(min_cohort=3)
+    task = world.task(min_cohort=3, deadlines=PATIENT)
     with world.running():
         world.until(lambda: world.operator.tasks.get(task.task_id).state != "running")
         world.until(lambda: len(mover.rounds) == times and mover.rounds[-1].step == "closed")
@@ -79,15 +80,16 @@ def test_a_round_of_the_root_that_the_device_was_in_at_another_edge_is_refused(t
         mover, stays = world.device(1), world.device(2)
         others = [world.device(number, ward_token(world)) for number in (4, 5)]
         world.site("c", ComputedSite([6, 7]))
-        task = world.task(min_cohort=3)
+        task = world.task(min_cohort=3, deadlines=PATIENT)
         with world.running():
             world.until(lambda: world.operator.tasks.get(task.task_id).state != "running")
             world.until(lambda: all(agent.rounds and agent.rounds[-1].step == "closed" for agent in (mover, *others)))
         mover.enrol(ward_token(world))
-        # The other edge asks for the same round of the root once more.
+        # The other edge asks for the same round of the root once more, though it may know that the task is over.
         with world.more["ward"]._services.database.write() as session:
-            [row] = session.query(Row).all()
+            [row] = session.query(Row).filter(Row.state == "counted").all()
             row.state, row.local_round, row.sum_by = "wanted", None, row.sum_by + 60
+            session.get_one(Task, row.task_id).state = "running"
         with world.running([mover, *others]):
             world.until(lambda: len(mover.rounds) == 2 and mover.rounds[-1].step == "closed")
         assert mover.rounds[-1].result == "refused"

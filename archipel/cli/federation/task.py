@@ -197,7 +197,7 @@ def show_(client: OperatorClient, task_id: str, everything: bool, as_json: bool)
 
     \b
     archipel task show ID
-    archipel task show ID --all         every setting, with deadlines
+    archipel task show ID --all         every setting
 
     Of a task with `distributions` it says how the metrics of its last evaluation are spread over devices.
     """

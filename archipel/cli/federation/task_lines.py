@@ -23,8 +23,6 @@ asked for it when. Its settings follow in the order of the request."""
 _TIMES = ("created", "ended", "weights_deleted")
 _ALWAYS = {"waiting", "rounds_committed", "cohort", "min_cohort", "privacy"}
 """Shown whatever they are."""
-_TECHNICAL = {"deadlines"}
-"""The server fills them in, so that nobody sees which were asked for."""
 
 
 def task_lines(info: TaskInfo, *, everything: bool) -> list[str]:
@@ -38,7 +36,9 @@ def task_lines(info: TaskInfo, *, everything: bool) -> list[str]:
     values |= {name: moment(values[name]) for name in _TIMES if values[name] is not None}
     settings = {name: value for name, value in values.items() if name not in _FIRST}
     if not everything:
-        settings = dict(_chosen(settings))
+        # The server has filled in those that nobody asked for: one line for all of them.
+        deadlines = ", ".join(f"{phase} {seconds:g}" for phase, seconds in settings["deadlines"].items())
+        settings = dict(_chosen(settings)) | {"deadlines": deadlines}
     standing = {name: values[name] for name in _FIRST if values[name] or name in _ALWAYS or everything}
     return field_lines(standing | settings)
 
@@ -49,5 +49,5 @@ def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         default = usual.get(name)
         default = None if default is msgspec.NODEFAULT else msgspec.to_builtins(default)
-        if name in _ALWAYS or (name not in _TECHNICAL and value and value != default):
+        if name in _ALWAYS or (value and value != default):
             yield name, value

@@ -103,7 +103,7 @@ def test_an_evaluation_without_one_of_the_devices_is_not_begun(tmp_path: Path) -
         devices, _ = first_evaluation(world)
         deadlines = {"assigning": 10.0, "advertising": 3.0}
         with world.running([agent for agent in world.agents if agent is not devices[2]]):
-            second = world.task(**{**ASK, "min_cohort": 2}, deadlines=deadlines, name="less-one")
+            second = world.task(**{**ASK, "min_cohort": 2, "deadlines": deadlines}, name="less-one")
             world.until(lambda: [each for each in world.rounds(second) if each.phase == "failed"])
         # The edge asked nobody, and the root does not tell of the edge by leaving it out.
         assert list(world.edge_operator.tasks.rounds(second.task_id)) == []

@@ -89,7 +89,7 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     assert places == sorted(places)
     assert places[0] == 0
     assert (shown["rounds_committed"], shown["rounds"], shown["waiting"]) == ("0", "2", "0")
-    usual = {"max_staleness", "staleness_exponent", "max_examples", "mode", "deadlines", "differential_privacy"}
+    usual = {"max_staleness", "staleness_exponent", "max_examples", "mode", "differential_privacy"}
     assert not usual & set(shown)
     whole = [line.split()[0] for line in archipel("task", "show", task["task_id"], "--all")[0].splitlines()]
     assert usual | set(shown) <= set(whole)
@@ -115,6 +115,10 @@ def test_what_a_task_was_given_is_shown_line_by_line(archipel: Command, served: 
     call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"))
     lines = archipel(*call)[0].splitlines()
     assert lines[lines.index("hyperparameters") + 1].split() == ["lr", "0.02"]
+    [deadlines] = [line for line in lines if line.startswith("deadlines ")]
+    assert {"masking 30", "sharing 5"} <= set(deadlines.removeprefix("deadlines").strip().split(", "))
+    task = next(line.split()[1] for line in lines if line.startswith("task_id"))
+    lines = archipel("task", "show", task, "--all")[0].splitlines()
     below = lines[lines.index("deadlines") + 1 :]
     assert all(line.startswith("  ") for line in below[:2])
     assert {("masking", "30.0"), ("sharing", "5.0")} <= {tuple(line.split()) for line in below}
