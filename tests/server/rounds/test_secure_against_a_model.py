@@ -62,7 +62,8 @@ class Modelled:
         return self.members if phase == "advertising" else self.answered[BEFORE[phase]]
 
     def asked(self, phase: str) -> set[str]:
-        return self.reached(phase) - (self.left - self.answered[phase]) - (self.excluded if phase == "masking" else set())
+        excluded = self.excluded if phase == "masking" else set()
+        return self.reached(phase) - (self.left - self.answered[phase]) - excluded
 
     def sending(self, phase: str, device: str) -> int:
         """The status of a first message."""
