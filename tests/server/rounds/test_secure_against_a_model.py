@@ -58,31 +58,35 @@ class Modelled:
     spoilers: set[str] = field(default_factory=set)
     excluded: set[str] = field(default_factory=set)
 
+    def reached(self, phase: str) -> set[str]:
+        return self.members if phase == "advertising" else self.answered[BEFORE[phase]]
+
     def asked(self, phase: str) -> set[str]:
-        before = self.members if phase == "advertising" else self.answered[BEFORE[phase]]
-        return before - (self.left - self.answered[phase]) - (self.excluded if phase == "masking" else set())
+        excluded = self.excluded if phase == "masking" else set()
+        return self.reached(phase) - (self.left - self.answered[phase]) - excluded
 
     def sending(self, phase: str, device: str) -> int:
         """The status of a first message."""
         return (
             410
             if device in self.left | self.excluded
-            else self._status(phase, device, too_late=PHASES.index(phase) < self._place)
+            else self._status(phase, device, self.asked(phase), too_late=PHASES.index(phase) < self._place)
         )
 
     def reading(self, phase: str, device: str) -> int:
-        return 410 if device in self.excluded else self._status(phase, device, too_late=False)
+        """One that has left may still read what was sent to it."""
+        return 410 if device in self.excluded else self._status(phase, device, self.reached(phase), too_late=False)
 
     @property
     def _place(self) -> int:
         return PHASES.index(self.phase) if self.phase in PHASES else len(PHASES)
 
-    def _status(self, phase: str, device: str, *, too_late: bool) -> int:
+    def _status(self, phase: str, device: str, allowed: set[str], *, too_late: bool) -> int:
         if self.phase not in PHASES or too_late:
             return 410
         if PHASES.index(phase) > self._place:
             return 409
-        return 200 if device in self.asked(phase) else 410
+        return 200 if device in allowed else 410
 
     def has_part(self, device: str) -> bool:
         if device in self.left | self.excluded:
