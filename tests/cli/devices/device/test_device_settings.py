@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
         ('folder = "device"\nmax_cache_bytes = -1', HERE + "max_cache_bytes: expected `int` >= 0, got -1"),
         ('folder = "device"\nserver = "a.example"', HERE + "server: expected a URL that starts with https:// or http://"),
         ('folder = "device"\nattributes = 3', HERE + "attributes: expected `object`, got `int`"),
-        ('folder = "device"\n[attributes]\na = [1]', HERE + "attributes[...]: expected `bool | float | str`, got"),
+        ('folder = "device"\n[attributes]\na = [1]', HERE + "attributes.a: expected `bool | float | str`, got"),
         ('folder = "device"\n[conditions]\nchargin = true', HERE + "conditions: unknown field 'chargin'; did you mean"),
         ('folder = "device"\n[conditions]\ncharging = 1', HERE + "conditions.charging: expected `bool`, got `int`"),
         ('folder = "device"\n[examples]', HERE + 'examples: set one of file = "data.npz", database = "URL" and'),
