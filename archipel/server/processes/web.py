@@ -67,7 +67,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def post_worker_init(worker: Any) -> None:
     """Called in each web process once it can serve: tells the supervisor, which waits for the first one."""
-    # What is imported stays. A collection that looked through all of it stopped every thread for 98 ms.
+    # What is imported stays. A collection that looks through all of it stops every thread meanwhile.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
