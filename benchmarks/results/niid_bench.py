@@ -98,7 +98,8 @@ def run(
         rounds=2 if options.quick else options.rounds, epochs=1 if options.quick else EPOCHS, batch_size=BATCH,
         optimizer=optimizers.sgd(0.9, weight_decay=1e-5, lr=0.01), strategy_options={**WIDE, **OPTIONS[strategy]},
         test=(data.test.inputs, data.test.labels.astype(np.int64)), seed=seed, workers=options.workers,
-        client_axis="off", folder=None if folder is None else folder / case, on_round=show,
+        engine=options.engine, client_axis="off" if options.engine == "onnxruntime" else "on",
+        folder=None if folder is None else folder / case, on_round=show,
     )  # fmt: skip
     return [100 * row.tested["accuracy"] for row in result.history]
 
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--engine", default="onnxruntime", help="torch:cuda trains all clients at once on a GPU")
     options = parser.parse_args()
     table = Table("niid_bench", options, ("best accuracy, %", "seeds", "published"))
     read = datasets.cifar10 if options.set == "CIFAR-10" else datasets.fashion_mnist
