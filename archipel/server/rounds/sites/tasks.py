@@ -30,11 +30,6 @@ def fill_in_sites(request: TaskRequest, manifest: Manifest) -> TaskRequest:
         ("secure_groups", bool(request.secure_groups), "one sum of all sites"),
         ("aggregation", request.aggregation.robust, "the mean: a rule would take whole sites for single devices"),
         (
-            "evaluate_every",
-            request.evaluate_every is not None,
-            "no evaluations of their own; evaluate a version by a task of kind evaluation with levels",
-        ),
-        (
             "count_adoption",
             request.count_adoption,
             "no adoption; it is counted at each edge server, which makes offers",
