@@ -85,7 +85,8 @@ def test_versions_of_a_training_are_evaluated_by_the_whole_tree(tmp_path: Path) 
         curve = list(world.operator.tasks.metrics(training.task_id))
         assert [point.evaluation_state for point in curve] == ["completed", "completed"]
         for round_, point in zip(committed, curve, strict=True):
-            assert round_.weights_out is not None and point.evaluation is not None
+            assert round_.weights_out is not None
+            assert point.evaluation is not None
             evaluation = world.operator.tasks.get(point.evaluation)
             assert (evaluation.levels, evaluation.site, evaluation.weights) == (1, training.site, round_.weights_out)
             w = np.asarray(world.operator.weights.read(round_.weights_out)["w"])
