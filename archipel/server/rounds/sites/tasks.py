@@ -24,7 +24,6 @@ def fill_in_sites(request: TaskRequest, manifest: Manifest) -> TaskRequest:
             raise ServerError("site: belongs to tasks among edge servers; set levels, or leave it out")
         return request
     refused = [
-        ("kind", request.kind == "analytics", "trainings and evaluations; analyse at each edge server"),
         ("privacy", request.privacy != "secure", "secure rounds only, or each site would be seen by itself"),
         ("mode", request.mode == "asynchronous", "rounds that begin together"),
         ("secure_groups", bool(request.secure_groups), "one sum of all sites"),
