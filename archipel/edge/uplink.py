@@ -31,7 +31,6 @@ def agent_config(services: Services, upstream: Upstream) -> AgentConfig:
         server=upstream.address,
         allow_http=upstream.allow_http,
         ca_file=path(upstream.ca_file) if upstream.ca_file else None,
-        kinds=("training", "evaluation"),
         otlp_address=services.settings.otlp_address,
         allow_development=services.settings.allow_development,
         max_peak_bytes=1 << 50,

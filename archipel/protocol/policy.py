@@ -143,11 +143,8 @@ def _check_tree(plan: RoundPlan, policy: PrivacyPolicy) -> None:
     sites = policy.aggregators
     if sites is None:
         _refuse("it allows no rounds among edge servers (aggregators)")
-    if plan.kind == "analytics" or plan.privacy != "secure" or plan.buffered or plan.staleness_exponent is not None:
-        _refuse(
-            "rounds below or among edge servers are of secure evaluations, or secure trainings that are not "
-            "asynchronous"
-        )
+    if plan.privacy != "secure" or plan.buffered or plan.staleness_exponent is not None:
+        _refuse("rounds below or among edge servers are secure, and not asynchronous")
     if plan.count_adoption:
         _refuse("adoption is counted at each edge server, whose devices were offered versions by it")
     if plan.levels and not sites.min_site_cohort <= plan.site <= sites.max_site_cohort:

@@ -108,7 +108,7 @@ def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
     """
     layout = _clipped_layout(plan, manifest)
     if plan.levels:
-        return site_layout(layout)  # the policy's check refuses other rounds than trainings, and noise of devices
+        return site_layout(layout)  # the policy's check refuses noise of devices
     if plan.noise is None or plan.kind != "training":
         return layout  # the policy's check refuses noise in other rounds
     return NoisedLayout.over(layout, plan.noise, plan.number % _SEEDS)

@@ -69,6 +69,34 @@ def test_the_mean_is_that_of_all_examples_and_each_server_knows_what_it_may(tmp_
             assert (agent.rounds[-1].result, agent.rounds[-1].origin) == ("took_part", above.round_id)
 
 
+def test_versions_of_a_training_are_evaluated_by_the_whole_tree(tmp_path: Path) -> None:
+    numbers = [1, 2, 3, 4, 5]
+    with open_edge_world(tmp_path, min_contributors=2) as world:
+        for number in (1, 2):
+            world.device(number)
+        world.site("b", ComputedSite([3, 4, 5]))
+        uplink(world)
+        with world.running():
+            more = {"evaluate_every": 1, "metrics": {"mse": BOUND}, "max_examples": 20}
+            training = ended(world, world.task(rounds=2, cohort=2, deadlines=PATIENT, **more))
+            assert training.state == "completed"
+            world.until(lambda: all(each.ended for each in world.operator.tasks.list()), seconds=60)
+        committed = [each for each in world.rounds(training) if each.phase == "committed"]
+        curve = list(world.operator.tasks.metrics(training.task_id))
+        assert [point.evaluation_state for point in curve] == ["completed", "completed"]
+        for round_, point in zip(committed, curve, strict=True):
+            assert round_.weights_out is not None
+            assert point.evaluation is not None
+            evaluation = world.operator.tasks.get(point.evaluation)
+            assert (evaluation.levels, evaluation.site, evaluation.weights) == (1, training.site, round_.weights_out)
+            w = np.asarray(world.operator.weights.read(round_.weights_out)["w"])
+            assert point.metrics["evaluation mse"] == pytest.approx(mean(numbers, w), abs=5 * 3 * BOUND * STEP)
+        assert point.metrics["evaluation mse"] < mean(numbers)
+        # The edge carries out what the root asks, and no evaluations besides.
+        kinds = sorted(task.kind for task in world.edge_operator.tasks.list())
+        assert kinds == ["evaluation", "evaluation", "training"]
+
+
 @pytest.mark.sampled(every=3)
 def test_counts_in_bins_and_noise_are_those_of_a_flat_evaluation(tmp_path: Path) -> None:
     bins = Bins(low=0.0, high=60.0, count=4, better="lower")

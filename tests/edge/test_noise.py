@@ -40,9 +40,8 @@ def test_the_account_of_a_round_over_edges_is_that_of_a_flat_one(tmp_path: Path)
     [
         ({"differential_privacy": DifferentialPrivacy(mechanism="distributed", noise_multiplier=1.0, delta=1e-5)},
          "noise of the root"),
-        ({"kind": "analytics"}, "trainings and evaluations"),
         ({"kind": "evaluation", "metrics": {"mse": 1.0}, "count_adoption": True}, "counted at each edge server"),
-        ({"evaluate_every": 1, "metrics": {"mse": 1.0}}, "evaluate a version by a task of kind evaluation"),
+        ({"evaluate_every": 1, "metrics": {"mse": 1.0}, "min_contributors": 5}, "contributors 5 holds for each site"),
         ({"kind": "evaluation", "metrics": {"mse": 1.0}, "min_contributors": 5}, "contributors 5 holds for each site"),
         ({"privacy": "plain", "threshold": None}, "secure rounds only"),
         ({"mode": "asynchronous"}, "rounds that begin together"),

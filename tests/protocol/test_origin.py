@@ -82,6 +82,9 @@ def test_a_plan_that_says_something_else_is_refused(
         check_origin(below(**changes), manifests[0], PINNED)
 
 
+ANALYSIS: dict[str, Any] = {
+    "kind": "analytics", "program": "look", "max_examples": 50, "min_contributors": 3, "hyperparameters": {},
+}  # fmt: skip
 EVALUATION: dict[str, Any] = {
     "kind": "evaluation", "metrics": {"mse": 4.0}, "max_examples": 50, "min_contributors": 3, "hyperparameters": {},
 }  # fmt: skip
@@ -103,6 +106,27 @@ def test_an_evaluation_asks_what_the_root_asks(
 ) -> None:
     tree, _ = manifests
     first = above(**EVALUATION)
+    plan = below(first=first)
+    assert check_origin(plan, tree, PINNED) == first
+    for each in (first, plan):
+        check_plan(each, tree.privacy, plan_layout(each, tree))
+    with pytest.raises(PolicyError, match=why):
+        check_origin(msgspec.structs.replace(plan, **changes), tree, PINNED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"max_examples": 1000}, "its max_examples"),
+        ({"min_contributors": 2}, "its min_contributors"),
+        ({"program": ""}, "its program"),
+    ],
+)
+def test_an_analysis_asks_what_the_root_asks(
+    manifests: tuple[b.Manifest, b.Manifest], changes: dict[str, Any], why: str
+) -> None:
+    tree, _ = manifests
+    first = above(**ANALYSIS)
     plan = below(first=first)
     assert check_origin(plan, tree, PINNED) == first
     for each in (first, plan):
@@ -135,8 +159,8 @@ def test_a_server_s_own_plans_need_no_root(manifests: tuple[b.Manifest, b.Manife
         (above(min_cohort=1), "min_cohort 1 is below the policy's 2"),
         (above(threshold=1), "threshold 1 of max_cohort 3"),
         (above(modulus_bits=24), "can overflow with max_cohort 3 of up to 6 devices"),
-        (above(kind="analytics", program="look"), "secure evaluations, or secure trainings that are not asynchronous"),
-        (above(privacy="plain"), "secure trainings"),
+        (above(privacy="plain"), "edge servers are secure, and not asynchronous"),
+        (above(**{**ANALYSIS, "min_contributors": 7}), "sites of up to 6 devices, and min_contributors 7 holds"),
         (above(**EVALUATION, count_adoption=True), "adoption is counted at each edge server"),
         (above(**{**EVALUATION, "min_contributors": 0}), "min_contributors 0 is below the policy's 1"),
         (above(**{**EVALUATION, "min_contributors": 7}), "sites of up to 6 devices, and min_contributors 7 holds"),

@@ -128,7 +128,7 @@ def watch(point: Callable[[], None]) -> None:
 
 def watch_transactions(point: Callable[[], None]) -> None:
     """Make every writing transaction of this process pass a point before its commit and one after it."""
-    for name in ("write", "_write_rows"):
+    for name in ("write", "_write_rows", "_note_rows"):
         setattr(Database, name, _watched_transaction(getattr(Database, name), point))
 
 

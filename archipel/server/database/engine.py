@@ -71,6 +71,7 @@ class Database:
         self._groups_lock = threading.Lock()
         # For single statements, which need no explicit transaction.
         self._looking = _Kept(parsed) if sqlite else _Pooled(self.engine)
+        self._noting = _Kept(parsed, synchronous="NORMAL") if sqlite else self._looking
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -90,7 +91,7 @@ class Database:
     @property
     def engines(self) -> tuple[Engine, ...]:
         """Every engine that runs statements, for those who listen to its events."""
-        return (self.engine, self._looking.engine)
+        return tuple(dict.fromkeys((self.engine, self._looking.engine, self._noting.engine)))
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -111,6 +112,20 @@ class Database:
         finally:
             if self.on_write is not None:
                 self.on_write(time.perf_counter() - began)
+
+    def note(self, statement: Executable, **values: object) -> None:
+        """Run one statement that writes what may be lost: a device that is still there tells it again.
+
+        It is cheaper than a transaction. A kill of this process loses nothing; SQLite does not wait for the disk, so it
+        may have forgotten the last ones when the machine loses its power.
+        """
+        with self._note_rows() as connection:
+            connection.execute(statement, values)
+
+    @contextmanager
+    def _note_rows(self) -> Iterator[Connection]:
+        with self._turn, self._told(), self._noting() as connection:
+            yield connection
 
     def together(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one writing transaction with the work of other threads, so that all share one disk sync.
@@ -181,6 +196,7 @@ class Database:
 
     def dispose(self) -> None:
         self._looking.close()
+        self._noting.close()
         self.engine.dispose()
 
 
@@ -212,10 +228,11 @@ class _Kept:
     wait for devices and for readers of open pages.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, synchronous: str = "FULL") -> None:
         # A connection is used by one thread after the other.
         engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False}, hide_parameters=True)
         event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "connect", lambda made, _: made.execute(f"PRAGMA synchronous = {synchronous}").close())
         self.engine = engine
         # The one that was used last comes first. Both ends of a deque are safe to use without a lock.
         self._idle: deque[Connection] = deque()

@@ -85,6 +85,8 @@ def evaluation_request(request: TaskRequest, manifest: Manifest, weights: str | 
         privacy=request.privacy,
         min_cohort=request.min_cohort,
         cohort=request.cohort,
+        levels=request.levels,
+        site=request.site,
         min_contributors=request.min_contributors,
         metrics=dict(request.metrics or _trained_metrics(manifest)),
         distributions=request.distributions,

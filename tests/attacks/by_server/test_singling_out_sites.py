@@ -1,4 +1,4 @@
-"""Somebody with the results of a tree's evaluations wants those of few devices, or of one site.
+"""Somebody with the results of a tree's evaluations and analyses wants those of few devices, or of one site.
 
 An edge server gives no sum of fewer devices with examples than the policy wants, and the root keeps none of sites that
 cannot have so many. Sums that differ by one device, or by one site, are neither begun nor, where the servers skip their
@@ -7,6 +7,7 @@ rules, confirmed: each device remembers the devices that it was in a sum with, a
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,22 @@ def first_evaluation(world: EdgeWorld) -> tuple[list[Agent], Any]:
     return devices, edge
 
 
+def nobody_waits(world: EdgeWorld) -> bool:
+    """Whether the edge takes nobody for waiting who has stopped."""
+    with world.edge._services.database.read() as session:
+        return all(row.due < time.time() - world.edge.settings.check_in_window for row in session.query(CheckInRow))
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "analytics"])
 @pytest.mark.sampled(every=2)
-def test_an_evaluation_without_one_of_the_devices_is_not_begun(tmp_path: Path) -> None:
+def test_a_query_without_one_of_the_devices_is_not_begun(tmp_path: Path, kind: str) -> None:
     with open_edge_world(tmp_path, cohort=3, min_contributors=2) as world:
         devices, _ = first_evaluation(world)
         deadlines = {"assigning": 10.0, "advertising": 3.0}
+        world.until(lambda: nobody_waits(world))
         with world.running([agent for agent in world.agents if agent is not devices[2]]):
-            second = world.task(**{**ASK, "min_cohort": 2, "deadlines": deadlines}, name="less-one")
+            asked = ASK if kind == "evaluation" else {"kind": kind}
+            second = world.task(**{**asked, "min_cohort": 2, "deadlines": deadlines}, name="less-one")
             world.until(lambda: [each for each in world.rounds(second) if each.phase == "failed"])
         # The edge asked nobody, and the root does not tell of the edge by leaving it out.
         assert list(world.edge_operator.tasks.rounds(second.task_id)) == []

@@ -18,8 +18,9 @@ from archipel.server.rounds.candidates import could_take
 from archipel.server.rounds.machine import ORDER, RULES
 from archipel.server.services import Services
 
-WRITES_PER_WINDOW = 4
-"""How often at most the time of a check-in is written within `check_in_window`."""
+WRITES_PER_WINDOW = 2.5
+"""How often at most the time of a check-in is written within `check_in_window`. That is at least three waits long, so
+the time is written at every second check-in or less often, and a device may be late by more than a wait."""
 MAX_BYTES = 16 << 10
 AT_ONCE = 0.05
 """Seconds after which a device comes again whose check-in was held to the end."""
@@ -125,7 +126,10 @@ def _answer(call: Call[CheckIn], held: float | None) -> tuple[CheckInResponse, f
     speaks = "neighbours" in report.protocols, "neighbours-mlkem" in report.protocols
     told = (report.attributes, report.versions, *speaks, report.adds_noise)
     was = None if row is None else (row.attributes, row.versions, row.neighbours, row.mlkem, row.adds_noise)
-    if over or not fresh or was != told:
+    if row is not None and not over and was == told and row.due > 0:
+        if not fresh:
+            services.database.note(_STILL_WAITS, device=device_id, now=now, due=due)
+    elif over or not fresh or was != told:
         population = services.database.together(
             lambda connection: _store(connection, device_id, report, now, due - now, over)
         )
@@ -193,6 +197,13 @@ _AGAIN = (
         last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
         due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
     )
+)
+# The most frequent writing of all. A round that has taken the device meanwhile has set `due` to 0, and so has whoever
+# revoked it: it is in this very row, so nothing else has to be looked at.
+_STILL_WAITS = (
+    update(CheckInRow)
+    .where(CheckInRow.device_id == bindparam("device"), CheckInRow.due > 0)
+    .values(last_seen=bindparam("now"), due=bindparam("due"))
 )
 _LEFT = (
     update(CheckInRow)

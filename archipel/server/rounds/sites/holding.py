@@ -34,8 +34,8 @@ def held(session: Session, round_id: str) -> SiteRound | None:
 def keep_sum(
     session: Session, current: Round, digest: str, devices: int, result: dict[str, Any] | None = None
 ) -> Transition:
-    """Note that the spool has the sum, in the transaction that has locked the round. `result`, of an evaluation: how
-    many devices and contributors are in it, which counts for later queries whatever becomes of the sum."""
+    """Note that the spool has the sum, in the transaction that has locked the round. `result`, of an evaluation or
+    analysis: how many devices and contributors are in it, which counts for later queries whatever becomes of it."""
     row = held(session, current.round_id)
     if row is None:
         raise ServerError(f"round {current.round_id} serves no round of the upstream server")

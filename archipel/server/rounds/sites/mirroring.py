@@ -80,12 +80,12 @@ def site_request(plan: RoundPlan, manifest: Manifest, upstream: Upstream, rounds
         goal=upstream.goal or None,
         levels=levels,
         site=site,
-        **(_asked(plan) if plan.kind == "evaluation" else {}),
+        **(_asked(plan) if plan.kind != "training" else {}),
     )
 
 
 def _asked(plan: RoundPlan) -> dict[str, Any]:
-    """What an evaluation asks, in the fields of a request. The weights are those of each plan."""
+    """What an evaluation or analysis asks, in the fields of a request. The weights are those of each plan."""
     return {
         "program": plan.program,
         "metrics": plan.metrics,

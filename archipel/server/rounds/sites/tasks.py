@@ -24,16 +24,10 @@ def fill_in_sites(request: TaskRequest, manifest: Manifest) -> TaskRequest:
             raise ServerError("site: belongs to tasks among edge servers; set levels, or leave it out")
         return request
     refused = [
-        ("kind", request.kind == "analytics", "trainings and evaluations; analyse at each edge server"),
         ("privacy", request.privacy != "secure", "secure rounds only, or each site would be seen by itself"),
         ("mode", request.mode == "asynchronous", "rounds that begin together"),
         ("secure_groups", bool(request.secure_groups), "one sum of all sites"),
         ("aggregation", request.aggregation.robust, "the mean: a rule would take whole sites for single devices"),
-        (
-            "evaluate_every",
-            request.evaluate_every is not None,
-            "no evaluations of their own; evaluate a version by a task of kind evaluation with levels",
-        ),
         (
             "count_adoption",
             request.count_adoption,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import text
 
 from archipel.bundle import generate_key
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, unseal
+from archipel.server.database.tables import CheckInRow
+from archipel.server.database.tables import Device as DeviceRow
+from archipel.server.devices.revocation import revoke
 from tests.support.devices import Device
 from tests.support.world import World
 
@@ -97,3 +102,23 @@ def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: Worl
         sealed = device.ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn()).plan
         assert isinstance(sealed, Sealed)
         unseal("plan", sealed, device.server_key, messages.RoundPlan)
+
+
+def test_a_check_in_that_waits_for_a_revocation_does_not_undo_it(world: World) -> None:
+    """The check-in has looked its device up, and waits for the row that the revocation has not committed yet."""
+    [device] = world.add_devices(1)
+    device.check_in()
+    world.clock.now += 30
+    with world.services.database.write() as session:
+        revoke(session, session.get_one(DeviceRow, device.id), world.clock.now)
+        session.flush()
+        thread = threading.Thread(target=device.check_in)
+        thread.start()
+        end = time.monotonic() + 30
+        waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        while not world.services.database.look(waiting)[0]:  # type: ignore[index]
+            assert time.monotonic() < end
+    thread.join(30)
+    assert not thread.is_alive()
+    with world.services.database.read() as session:
+        assert session.get_one(CheckInRow, device.id).due == 0.0
