@@ -23,7 +23,7 @@ function sideBySide(comparison, a, b) {
     ["FLOPs for one example", flopsOf(first), flopsOf(second), countText],
     ["peak of activations", first.memory?.peak, second.memory?.peak, bytesText],
     ["a pass", first.times?.wall_us, second.times?.wall_us, timeText],
-  ];
+  ].filter(([, ...numbers]) => numbers.slice(0, 2).some((number) => number !== undefined && number !== null));
   const show = (number, text) => (number === undefined || number === null ? "\u2013" : text(number));
   return makeTable(
     [

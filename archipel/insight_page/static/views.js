@@ -45,7 +45,9 @@ function graphTable(subject) {
       { title: "nodes", value: (graph) => graph.nodes.length, show: (graph) => countText(graph.nodes.length), number: true },
       { title: "FLOPs for one example", value: flopsOf, show: (graph) => countText(flopsOf(graph)), number: true },
       { title: "peak of activations", value: (graph) => graph.memory?.peak ?? null, show: (graph) => (graph.memory ? bytesText(graph.memory.peak) : "unknown"), number: true },
-      { title: "a pass", value: (graph) => graph.times?.wall_us ?? null, show: (graph) => (graph.times ? timeText(graph.times.wall_us) : "\u2013"), number: true },
+      ...(subject.graphs.some((graph) => graph.times)
+        ? [{ title: "a pass", value: (graph) => graph.times?.wall_us ?? null, show: (graph) => (graph.times ? timeText(graph.times.wall_us) : "\u2013"), number: true }]
+        : []),
     ],
     subject.graphs,
     { caption: `Graphs of ${subject.name}` },
