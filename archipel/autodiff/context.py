@@ -98,6 +98,8 @@ class RuleContext(NodeContext):
             and type; None for an output that the scalar does not depend on.
         captured: the values of the graph around it that the node's bodies read; () for a node without bodies. Their
             gradients come behind those of the inputs.
+
+    Example: see `archipel.autodiff.rule`.
     """
 
     def __init__(
@@ -132,6 +134,8 @@ class ForwardContext(NodeContext):
 
     Attributes:
         tangents: for each input its tangent, of its shape and type; None for an input that does not move.
+
+    Example: see `archipel.autodiff.forward_rule`.
     """
 
     def __init__(self, op: Builder, node: ir.Node, tangents: tuple[ir.Value | None, ...]) -> None:

@@ -40,6 +40,9 @@ class CardData(_Strict, frozen=True, kw_only=True):
         licence: its SPDX identifier where there is one, such as "CC-BY-4.0"; otherwise in words.
         source: an address or a citation.
         examples: how many were used; 0: not stated.
+
+    Example:
+        CardData(name="MNIST", licence="CC-BY-SA-3.0", examples=60_000)
     """
 
     name: str
@@ -58,6 +61,9 @@ class CardMetric(_Strict, frozen=True, kw_only=True):
         data: the data set that it was measured on, of which the model has seen nothing unless the name says so.
         examples: how many.
         command: what shows the number again.
+
+    Example:
+        CardMetric(name="accuracy", value=0.989, data="MNIST test", examples=10_000)
     """
 
     name: str
@@ -79,6 +85,12 @@ class CardPrivacy(_Strict, frozen=True, kw_only=True):
         accountant: by which rules it was computed.
         releases: how many noisy sums it covers.
         source: who states it, and whether anybody can check it.
+
+    Example:
+        CardPrivacy(
+            epsilon=2.0, delta=1e-6, unit="one device", sampling="none", trust="the server sees sums without noise",
+            covers="the weights of all rounds", source="the publisher states it"
+        )
     """
 
     epsilon: float

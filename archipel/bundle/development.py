@@ -15,7 +15,10 @@ DEVELOPMENT_KEY = "development.key"
 
 
 def generate_development_key() -> Ed25519PrivateKey:
-    """A new development key, found by trying about 65,536 keys of the operating system's generator: 1 to 5 seconds."""
+    """A new development key, found by trying about 65,536 keys of the operating system's generator: 1 to 5 seconds.
+
+    Example: see `archipel.bundle.development_key`.
+    """
     while True:
         key = Ed25519PrivateKey.generate()
         if is_development_key(key.public_key().public_bytes_raw()):

@@ -34,7 +34,12 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TensorSpec(_Strict, frozen=True, kw_only=True):
-    """A parameter, whose values are in weights.safetensors under the same name. `sha256` is over its raw bytes."""
+    """A parameter, whose values are in weights.safetensors under the same name. `sha256` is over its raw bytes.
+
+    Example:
+        for each in open_bundle("digits.bundle", trusted_keys).manifest.parameters:
+            print(each.name, each.dtype, each.shape)  # head.weight float32 (3, 8)
+    """
 
     name: str
     dtype: DType
@@ -54,6 +59,10 @@ class Phase(_Strict, frozen=True, kw_only=True):
     """One part of a local round: run `program` for `epochs` or for `steps` (one of the two), in shuffled batches.
 
     `moves` names the parameters and personal tensors that take their new values (None: all that the program writes).
+
+    Example:
+        for phase in open_bundle("digits.bundle", trusted_keys).manifest.schedule:
+            print(phase.program, phase.epochs, phase.batch_size)  # train 1 10
     """
 
     program: str
@@ -69,6 +78,10 @@ class SelfTest(_Strict, frozen=True, kw_only=True):
     Its tensors are `example/NAME` and `output/NAME` for every port of the program, with the same batch size. An output
     is right if each element differs by at most `atol + rtol * |expected|`. `source` says where the examples are from:
     "drawn" are pseudo-random numbers, "given" are the publisher's; "": not stated.
+
+    Example:
+        test = open_bundle("digits.bundle", trusted_keys).manifest.self_test
+        print(test.file, test.rtol, test.atol)
     """
 
     file: str
@@ -78,7 +91,12 @@ class SelfTest(_Strict, frozen=True, kw_only=True):
 
 
 class Limits(_Strict, frozen=True, kw_only=True):
-    """The most that the programs need. Where the device's owner allows less, the device refuses the bundle."""
+    """The most that the programs need. Where the device's owner allows less, the device refuses the bundle.
+
+    Example:
+        limits = open_bundle("digits.bundle", trusted_keys).manifest.limits
+        print(limits.peak_bytes / 2**20, "MiB,", limits.flops_per_example, "FLOPs for one example")
+    """
 
     peak_bytes: int
     flops_per_example: int
@@ -87,7 +105,11 @@ class Limits(_Strict, frozen=True, kw_only=True):
 
 class Lineage(_Strict, frozen=True, kw_only=True):
     """Where the model comes from. `parent` is the digest of the bundle that it was made from; `metrics` are those that
-    the maker measured."""
+    the maker measured.
+
+    Example:
+        Lineage(recipe=("static_int8",), metrics={"accuracy": 0.97})
+    """
 
     parent: str | None = None
     recipe: tuple[str, ...] = ()
@@ -180,6 +202,9 @@ class Statistic(_Strict, frozen=True, kw_only=True):
     The sums are its update outputs with the tensors NAME/sum (for sum and mean), NAME/count (for mean) and
     NAME/histogram. A histogram has len(edges) + 1 counts: below the first edge, between each two, from the last on.
     Quantiles, one for each of `probabilities`, are computed from a histogram.
+
+    Example:
+        print(Statistic(name="light", kind="mean", program="analyze").tensors)  # ('light/sum', 'light/count')
     """
 
     name: str
@@ -209,6 +234,10 @@ class Manifest(_Strict, frozen=True, kw_only=True):
 
     `source` is the file of the model as it was converted, in float, with its source's names: `archipel export` reads
     it, no device runs it. "" where the bundle only predicts.
+
+    Example:
+        manifest = open_bundle("digits.bundle", trusted_keys).manifest
+        print(manifest.privacy.modes, sum(each.nbytes for each in manifest.parameters), "bytes of parameters")
     """
 
     format: int

@@ -120,6 +120,10 @@ class Bundle(BundleContents):
 
     `publisher` (raw 32-byte Ed25519 public key) signed its manifest, and every file has the digest that stands there.
     Code that predicts, trains or publishes takes only this class.
+
+    Example:
+        bundle = open_bundle("digits.bundle", trusted_keys)
+        print(bundle.manifest.name, bundle.digest, sorted(bundle.manifest.programs))
     """
 
     def __init__(self, folder: Path, manifest: Manifest, digest: str, publisher: bytes) -> None:

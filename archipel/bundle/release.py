@@ -45,6 +45,8 @@ class Variant(_Strict, frozen=True, kw_only=True):
     inputs, weights and intermediate values that are alive together, and two FLOPs for each multiplication with its
     addition. `accuracy` is the share of the publisher's validation examples that `predict` has right, None where it was
     not measured.
+
+    Example: see `archipel.bundle.Release`.
     """
 
     name: str
@@ -61,7 +63,12 @@ class Variant(_Strict, frozen=True, kw_only=True):
 
 
 class Release(_Strict, frozen=True, kw_only=True):
-    """The variants of the model `name`, best first: a device takes the first one that fits its owner's limits."""
+    """The variants of the model `name`, best first: a device takes the first one that fits its owner's limits.
+
+    Example:
+        release = open_release("digits", trusted_keys).release
+        print([(each.name, each.bytes, each.peak_bytes) for each in release.variants])
+    """
 
     format: int
     name: str
@@ -90,6 +97,8 @@ class SignedRelease:
     """A release in its folder, whose signature by `publisher` (raw 32-byte public key) is verified.
 
     `digest` is the SHA-256 of release.json. The bundles' files are checked when they are opened.
+
+    Example: see `archipel.bundle.open_release`.
     """
 
     def __init__(self, folder: Path, release: Release, digest: str, publisher: bytes) -> None:

@@ -312,6 +312,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `[steps, ...]`, its metrics `[steps]`, and it returns parameters and state after the last step. `repeats` then names
     the program of one minibatch whose steps it makes: a runtime may run it wherever the schedule names that program and
     `steps` batches of one size are left.
+
+    Example:
+        program = open_bundle("digits.bundle", trusted_keys).program("train")
+        print(program.kind, [(port.name, role_of(port)) for port in program.inputs])
     """
 
     kind: ProgramKind
@@ -323,5 +327,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def role_of(port: Port) -> str:
-    """The role's name as the manifest spells it, such as "example"."""
+    """The role's name as the manifest spells it, such as "example".
+
+    Example: see `archipel.bundle.Program`.
+    """
     return str(port.__struct_config__.tag)

@@ -42,7 +42,10 @@ _DECODER = msgspec.json.Decoder(dict[str, _Entry])
 
 
 class TensorPlace(msgspec.Struct, frozen=True):
-    """Where a tensor's bytes lie in a safetensors file: `offset` from the start of the file, in bytes."""
+    """Where a tensor's bytes lie in a safetensors file: `offset` from the start of the file, in bytes.
+
+    Example: see `archipel.bundle.weights_layout`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -73,6 +76,11 @@ def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:
     """Where the tensors lie, by name, from the checked header of a safetensors file.
 
     `head` is the file's beginning with at least the header, `file_bytes` its size. Raises TensorLayoutError.
+
+    Example:
+        content = Path("task.safetensors").read_bytes()
+        place = weights_layout(content, len(content))["head.bias"]
+        bias = np.frombuffer(content, place.dtype, offset=place.offset, count=3).reshape(place.shape)
     """
     if len(head) < 8:
         raise TensorLayoutError(f"weights: {len(head)} bytes, too short for a safetensors header")
@@ -144,6 +152,11 @@ def release_pages(array: np.ndarray) -> None:
     """Release the memory that reading a mapped file took, of all its arrays. Their values are read again when needed.
 
     An array that is not mapped is left as it is, and so are all where the system has no such call.
+
+    Example:
+        weights = read_weights(Path("task.safetensors"))
+        total = sum(float(array.sum()) for array in weights.values())
+        release_pages(weights["head.weight"])
     """
     # The arrays are views of views; the map itself is at the end of the chain.
     owner: Any = array

@@ -35,6 +35,10 @@ def parameter_specs(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> 
     """The manifest's entries for the parameters `names`, whose values are in `tensors`.
 
     Raises TensorLayoutError for a name without values.
+
+    Example:
+        specs = parameter_specs({"bias": np.zeros(3, np.float32)}, ["bias"])
+        print(specs[0].shape, specs[0].nbytes)  # (3,) 12
     """
     specs = []
     for name in names:
@@ -87,6 +91,14 @@ def write_bundle(
     Raises:
         CardError: the card is not well formed.
         BundleError: the folder exists or cannot be written, or validation refuses the manifest or a file.
+
+    Example:
+        old = open_bundle("digits.bundle", trusted_keys)
+        graphs = {file: (old.folder / file).read_bytes() for file in old.manifest.files if file.endswith(".onnx")}
+        kept = ("programs", "parameters", "limits", "privacy", "schedule")
+        same = {name: getattr(old.manifest, name) for name in kept}
+        weights = write_weights(old.parameters())
+        newer = write_bundle("newer", name="digits", graphs=graphs, weights=weights, key=key, sequence=2, **same)
     """
     folder = Path(folder)
     if folder.exists():

@@ -32,6 +32,13 @@ class Event:
         adopted, kept    the same with the `reason`; `before` is the version that "adopted" replaces, `runs` the one
                          that goes on running after "kept" (0: none). If the two were compared: the `metric`, and its
                          values for the `offered` and the `running` version
+
+    Example:
+        def on_event(event):
+            if event.name == "trained":
+                print(event.detail["examples"], "examples in", event.detail["seconds"], "seconds")
+
+        agent = Agent(AgentConfig(folder=Path("phone")), examples=lambda: {"x": x, "y": y}, on_event=on_event)
     """
 
     name: EventName
@@ -58,6 +65,8 @@ class Outcome:
         took_part    the round was committed with this device's update in it
         dropped      the device left a round, or the round failed
         refused      the device does not carry out the plan that it got
+
+    Example: see `archipel.client.Agent`.
     """
 
     kind: OutcomeKind

@@ -68,6 +68,11 @@ class Comparison:
 
     `agreement` is the share of equal predicted classes of the first output with classes, `accuracy` that of both
     against the labels; None without classes or labels.
+
+    Example:
+        small, _ = archipel.compress(model, [StaticInt8()], data=data)
+        found = compare(model, small, data)
+        print(found.agreement, found.accuracy, found.first_divergence)
     """
 
     rows: tuple[Row, ...]

@@ -29,6 +29,11 @@ class CompressedModel(Model):
     devices train, if the simulation has more than that needs (quantization); its parameters have the same names.
     `report` has the measurements of `compress`, and `examples` those that it calibrated and validated with, both on the
     model that it returns and on copies of that.
+
+    Example:
+        small, _ = archipel.compress(model, [StaticInt8()], data=data)
+        small.save("small.onnx")
+        print(small.report.after.nbytes, "bytes", small.trainable_names)
     """
 
     def __init__(self, model: ir.Model, training_form: Model | None = None) -> None:

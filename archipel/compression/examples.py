@@ -22,7 +22,12 @@ of the inputs (labels last), or one array."""
 
 @dataclass(frozen=True)
 class Examples:
-    """`fields` has an array for every input of the model, `labels` go to the loss. The first axis of all: examples."""
+    """`fields` has an array for every input of the model, `labels` go to the loss. The first axis of all: examples.
+
+    Example:
+        examples = Examples({"input": x}, labels=y)
+        print(len(examples.take(slice(0, 32)).labels))  # 32
+    """
 
     fields: Mapping[str, np.ndarray]
     labels: np.ndarray | None = None

@@ -21,6 +21,8 @@ class Measured:
     `nbytes`: bytes of the ONNX file; `zipped`: of the deflated file, as it travels; `weights`: numbers in parameters;
     `flops`: for one example, two per multiply-accumulate. `loss` and `accuracy` (0 to 1): on the validation data, None
     without any.
+
+    Example: see `archipel.compression.Report`.
     """
 
     nbytes: int
@@ -49,7 +51,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the recipe, with the seconds it took, the measurements after it, and the facts that it noted."""
+    """One part of the recipe, with the seconds it took, the measurements after it, and the facts that it noted.
+
+    Example: see `archipel.compression.Report`.
+    """
 
     part: str
     seconds: float
@@ -59,7 +64,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """The measurements of `compress` with a `recipe` (TOML). `print` shows them as a table."""
+    """The measurements of `compress` with a `recipe` (TOML). `print` shows them as a table.
+
+    Example:
+        _, report = archipel.compress(model, [StaticInt8()], data=data, validation=data)
+        print(report.before.accuracy, "->", report.after.accuracy)
+        print([(step.part, step.seconds, step.after.nbytes) for step in report.steps])
+    """
 
     recipe: str
     before: Measured

@@ -25,7 +25,14 @@ MAX_CALIBRATION = 512
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` steps of `what`, which is part number `part` of `parts`, counted from 1."""
+    """`done` of `total` steps of `what`, which is part number `part` of `parts`, counted from 1.
+
+    Example:
+        def show(progress):
+            print(progress.what, progress.done, "of", progress.total)
+
+        small, _ = archipel.compress(model, [PruneWeights(0.5), FineTune(epochs=1)], data=data, on_progress=show)
+    """
 
     part: int
     parts: int
@@ -39,6 +46,11 @@ class Work:
 
     `original` is the model that `compress` was given, `seed` decides every random choice, `engine` trains, `facts` are
     the notes of the present part.
+
+    Example:
+        work = Work(model, loss=training.losses.cross_entropy(), validation=Examples({"input": x}, y))
+        sparse = PruneWeights(0.5).apply(CompressedModel.of(model), work)
+        print(work.evaluate(sparse).accuracy, work.facts)
     """
 
     def __init__(

@@ -33,6 +33,10 @@ class Field:
     shape    the shape of one example without the axis of examples; None for an axis of any size, of which all examples
              of a batch have the same, or are filled up to the same with zeros where the reader says so
     classes  the names of the labels 0, 1, ... where they have names
+
+    Example:
+        labels = Field(np.dtype("int64"), classes=("cat", "dog"))
+        print(labels.fits(np.array([0, 1, 1])))  # True
     """
 
     dtype: np.dtype[Any]
@@ -61,6 +65,19 @@ class Dataset(Protocol):
         blocks: whole numbers `[k + 1]` from 0 to len; reading the rows from one to the next together is cheap, and
             reading single rows of many blocks is not. Shuffling then keeps to some blocks at a time.
         window: how many blocks it can hold in memory; 8 if it does not say.
+
+    Example:
+        class Squares:
+            fields = {"input": Field(np.dtype("float32"), (1,))}
+
+            def __len__(self):
+                return 1000
+
+            def take(self, rows):
+                return {"input": np.float32(rows[:, None] ** 2)}
+
+        for batch in Batches(Squares(), 100):
+            print(batch["input"].shape)  # (100, 1)
     """
 
     @property
@@ -83,6 +100,8 @@ class Stream(Protocol):
     """Examples one after the other, of which nobody may know how many there are.
 
     `locate(row)` is used where it is there, as in a `Dataset`.
+
+    Example: see `archipel.datasets.CsvStream`.
     """
 
     @property
@@ -155,6 +174,10 @@ class Subset:
         rows: whole numbers `[m]` from 0 to below its length; they may repeat.
 
     Raises DatasetError for a number out of range.
+
+    Example:
+        first = Subset(as_dataset((x, y)), range(100))
+        print(len(first))  # 100
     """
 
     def __init__(self, dataset: Dataset, rows: NDArray[np.integer[Any]] | Sequence[int]) -> None:

@@ -14,7 +14,10 @@ from archipel.errors import DatasetError
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Inputs float32 [n, ...] and labels int64 [n], 0..classes-1; row i of both is one example. Read-only."""
+    """Inputs float32 [n, ...] and labels int64 [n], 0..classes-1; row i of both is one example. Read-only.
+
+    Example: see `archipel.datasets.mnist`.
+    """
 
     inputs: NDArray[np.float32]
     labels: NDArray[np.int64]
@@ -38,6 +41,8 @@ class LabelledSplits:
     train, validation  the data set's published training part, divided and ordered by a seed
     test               its published test part, the same for every seed
     classes            the names of labels 0, 1, ...
+
+    Example: see `archipel.datasets.mnist`.
     """
 
     train: Labelled

@@ -27,6 +27,8 @@ class PartsSummary:
     Arguments:
         names: the labels, ascending `[labels]`.
         counts: examples of each device and label `[devices, labels]`.
+
+    Example: see `archipel.datasets.describe_parts`.
     """
 
     names: NDArray[Any]

@@ -18,7 +18,10 @@ from archipel.errors import DatasetError
 
 @dataclass(frozen=True)
 class WriterSplit:
-    """Four disjoint groups of writers."""
+    """Four disjoint groups of writers.
+
+    Example: see `archipel.datasets.split_writers`.
+    """
 
     cloud_train: tuple[int, ...]  # census staff
     cloud_validation: tuple[int, ...]  # other census staff

@@ -56,7 +56,10 @@ class FieldSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What a data set has: how many examples, their bytes in memory, and each field."""
+    """What a data set has: how many examples, their bytes in memory, and each field.
+
+    Example: see `archipel.datasets.summarize`.
+    """
 
     examples: int
     bytes: int

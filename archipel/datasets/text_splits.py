@@ -20,6 +20,11 @@ class TextSplits:
     validation  those after them
     test        the last ones
     alphabet    the characters by number; empty where tokens are bytes
+
+    Example:
+        Path("play.txt").write_text("to be or not to be " * 100)
+        splits = text_splits("play.txt", length=16)
+        print(splits.train.take(np.array([0]))["input"].shape)  # (1, 16)
     """
 
     train: Dataset

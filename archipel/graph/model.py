@@ -35,7 +35,12 @@ _EXTERNAL_DATA_FROM = 2**31 - 2**24  # bytes of weights; leaves room for the gra
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A graph input or output: NumPy's name of its type, and its shape, with names for symbolic sizes."""
+    """A graph input or output: NumPy's name of its type, and its shape, with names for symbolic sizes.
+
+    Example:
+        [input] = model.inputs
+        print(input.name, input.dtype, input.shape)  # input float32 ('batch', 4)
+    """
 
     name: str
     dtype: str
@@ -128,7 +133,7 @@ class Model:
         Raises ModelImportError if the source cannot be read or exported, or the outputs differ.
 
         Example:
-            model = archipel.Model.from_torch(module, torch.zeros(2, 1, 28, 28))
+            model = archipel.Model.from_torch(archipel.models.digits_cnn(seed=0), torch.zeros(2, 1, 28, 28))
         """
         return cls._imported("torch", source, example, dynamic_batch=dynamic_batch)
 
@@ -260,7 +265,8 @@ class Model:
         carried for that once an item. `docs/operators.md` says which engines train what.
 
         Example:
-            training.step_graph(model, loss, optimizer).plain_scans().save("train.onnx")
+            step = training.step_graph(model, training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1), steps=4)
+            step.plain_scans().save("train.onnx")
         """
         copy = self.copy()
         make_scans_plain(copy.ir)

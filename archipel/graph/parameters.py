@@ -71,6 +71,11 @@ def promote(model: ir.Model, names: Iterable[str]) -> list[ir.Value]:
         names: initializers, in the order in which they become inputs.
 
     Returns the new inputs. Raises GraphError for a name that is no initializer.
+
+    Example:
+        changed = model.copy()
+        inputs = promote(changed.ir, ["head.bias"])
+        print(inputs[0].name, len(changed.inputs))  # head.bias 2
     """
     promoted = []
     for name in names:

@@ -47,7 +47,11 @@ def render(page: Page) -> str:
 
 @cache
 def policy() -> str:
-    """The Content-Security-Policy of every page."""
+    """The Content-Security-Policy of every page.
+
+    Example:
+        headers = {"Content-Security-Policy": policy()}
+    """
     own_scripts, own_styles = (
         " ".join(f"'sha256-{_digest(text)}'" for text in texts) for texts in (scripts(), styles())
     )

@@ -148,7 +148,10 @@ class TensorData(msgspec.Struct, kw_only=True):
 
 
 class Subject(msgspec.Struct, kw_only=True):
-    """A model. `facts` are (what, text) for the first table."""
+    """A model. `facts` are (what, text) for the first table.
+
+    Example: see `archipel.insight.read_onnx`.
+    """
 
     name: str
     kind: str
@@ -187,7 +190,10 @@ class HistogramSeries(msgspec.Struct, kw_only=True):
 
 
 class Page(msgspec.Struct, kw_only=True):
-    """All that a page shows."""
+    """All that a page shows.
+
+    Example: see `archipel.insight.render`.
+    """
 
     title: str
     version: str

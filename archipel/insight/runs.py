@@ -52,7 +52,10 @@ class TrainFacts(msgspec.Struct, kw_only=True):
 
 @dataclass
 class Run:
-    """What a folder has: curves, histograms that a log has, files of weights in their order, facts and notes."""
+    """What a folder has: curves, histograms that a log has, files of weights in their order, facts and notes.
+
+    Example: see `archipel.insight.read_run`.
+    """
 
     curves: list[Curve] = field(default_factory=list)
     histograms: list[HistogramSeries] = field(default_factory=list)

@@ -44,7 +44,10 @@ class OpenGraph:
 
 @dataclass(frozen=True)
 class OpenSubject:
-    """A subject with its graphs as they are in memory, in the order of the page, and its weights by name."""
+    """A subject with its graphs as they are in memory, in the order of the page, and its weights by name.
+
+    Example: see `archipel.insight.read_bundle`.
+    """
 
     subject: Subject
     graphs: Sequence[OpenGraph] = ()

@@ -16,7 +16,11 @@ _LIBRARIES = ("dagre.min.js", "uPlot.iife.min.js")
 
 @cache
 def scripts() -> tuple[str, ...]:
-    """The libraries and the own script, each for tags of its own, in this order."""
+    """The libraries and the own script, each for tags of its own, in this order.
+
+    Example:
+        tags = "".join(f"<script>{text}</script>" for text in scripts())
+    """
     own = "\n".join(_read(_STATIC / f"{name}.js") for name in _OWN)
     libraries = (_read(_STATIC / "vendor" / name) for name in _LIBRARIES)
     return (*libraries, f'(async () => {{\n"use strict";\n{own}\n}})().catch((error) => {{\n{_FAILED}}});\n')
@@ -24,13 +28,21 @@ def scripts() -> tuple[str, ...]:
 
 @cache
 def script() -> str:
-    """All of it as one file."""
+    """All of it as one file.
+
+    Example:
+        Path("insight.js").write_text(script())
+    """
     return ";\n".join(scripts())
 
 
 @cache
 def styles() -> tuple[str, ...]:
-    """The style sheets, in this order."""
+    """The style sheets, in this order.
+
+    Example:
+        Path("insight.css").write_text("".join(styles()))
+    """
     return _read(_STATIC / "vendor" / "uPlot.min.css"), _read(_STATIC / "insight.css")
 
 

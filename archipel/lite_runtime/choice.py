@@ -67,6 +67,8 @@ class Choice:
     """The variant that a device takes, and its verified `bundle`; `load(choice.bundle.folder, ...)` runs it.
 
     `why` says in a line what spoke against the better ones.
+
+    Example: see `archipel.lite_runtime.choose`.
     """
 
     variant: Variant

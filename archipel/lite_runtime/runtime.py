@@ -83,6 +83,11 @@ class Runtime(Learning):
 
     `load` makes one; Learning describes `fit` and `local_round`. Each program's session is made when it is first
     needed. A caller that saves `state` (`DeviceState.save`) keeps personal tensors and control variates over restarts.
+
+    Example:
+        runtime = load("digits.bundle", trusted)
+        runtime.fit(x, y, epochs=2)
+        print(runtime.evaluate(x, y)["loss"], runtime.parameters()["head.weight"].shape)
     """
 
     def __init__(

@@ -27,6 +27,9 @@ class Transform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     The first axis of every value is the batch, which no transform reads along: each example is prepared on its own, so
     that the answer for it is the same in every batch.
+
+    Example:
+        print([each.kind for each in load_settings("preprocess.toml")])  # ['raw', 'scale']
     """
 
     def __post_init__(self) -> None:

@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     The environment variable ARCHIPEL_SERVER_NAME overrides setting NAME (upper case; lists separated by commas, or in
     JSON).
+
+    Example: see `archipel.server.load_settings`.
     """
 
     folder: str

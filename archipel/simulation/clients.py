@@ -22,7 +22,21 @@ _KNOWN_BY = 16
 
 @runtime_checkable
 class Clients(Protocol):
-    """Devices by number, from 0 on."""
+    """Devices by number, from 0 on.
+
+    Example:
+        class Numbered:
+            def __len__(self):
+                return 50
+
+            def count(self, number):
+                return 8
+
+            def take(self, number):
+                return {"input": x[number : number + 8], "label": y[number : number + 8]}
+
+        print(isinstance(Numbered(), Clients))  # True
+    """
 
     def __len__(self) -> int: ...
 
@@ -79,7 +93,12 @@ class SplitClients:
 
 
 class ListedClients:
-    """Clients whose examples are arrays of their own."""
+    """Clients whose examples are arrays of their own.
+
+    Example:
+        listed = ListedClients([{"input": x[:50], "label": y[:50]}, {"input": x[50:], "label": y[50:]}])
+        print(len(listed), listed.count(0))  # 2 50
+    """
 
     def __init__(self, clients: Sequence[Examples]) -> None:
         self._clients = list(clients)

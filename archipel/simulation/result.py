@@ -23,6 +23,8 @@ class ClientRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One client over the whole run: rounds that it was drawn for and that counted it, and its last mean loss.
 
     `tested`: what it measured in the last evaluation over the devices, on `test_examples` labels of its own.
+
+    Example: see `archipel.simulation.Result`.
     """
 
     client: int
@@ -46,6 +48,11 @@ class Result:
         hints: what the settings make likely to go wrong, with what would help.
         ended: why the run ended before its last round, "" where it did not: the privacy budget is spent.
         clients: what each client that was drawn, or measured the model, did, by its number.
+
+    Example:
+        clients = simulation.SplitClients({"input": x, "label": y}, datasets.split_iid(len(y), 10))
+        result = archipel.simulate(network, clients, rounds=3, cohort=4)
+        print(result.table()["training loss"], result.parameters["head.bias"].shape)
     """
 
     history: list[RoundRow]

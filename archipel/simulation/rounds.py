@@ -57,6 +57,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
 
     With a system: `time`, seconds by the virtual clock from the run's beginning to the round's end; `bytes_down` and
     `bytes_up`, what devices fetched and uploaded for it; `stale`, how many versions the updates were behind on average.
+
+    Example: see `archipel.simulate`.
     """
 
     number: int

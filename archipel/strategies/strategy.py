@@ -76,7 +76,10 @@ def no_broadcast(state: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class Strategy:
-    """One federated algorithm. The server half needs NumPy only; the converter makes graphs from the `device` half."""
+    """One federated algorithm. The server half needs NumPy only; the converter makes graphs from the `device` half.
+
+    Example: see `archipel.strategies.get`.
+    """
 
     name: str
     update: UpdateModel

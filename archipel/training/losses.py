@@ -1,6 +1,9 @@
 """Losses as graphs: each emits one value for each label and, for classifications, whether the prediction was right.
 
 Values and gradients are those of torch.nn.functional.
+
+Example:
+    step = archipel.training.step_graph(model, losses.huber(delta=0.5), optimizers.adam(lr=0.001))
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Arguments and results are those of torch.optim. Only `lr` can change at run time; the other numbers are fixed in the
 graph, so that expressions of them alone are computed when it is built. Expressions that all parameters share, such as
 Adam's bias correction, are emitted for each parameter alike; the elimination of common subexpressions merges them.
+
+Example:
+    step = archipel.training.step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1, momentum=0.9))
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ last step a schedule keeps its last value. Steps are counted from 0 in each roun
 
 In the functions `lr` is a number from 0 to 100 and `steps` 1 or more; they raise TrainingError for a wrong number. All
 return a Schedule, which an optimizer takes as its `lr`: optimizers.sgd(lr=schedules.cosine(0.1, steps=500)).
+
+Example:
+    optimizer = optimizers.sgd(lr=schedules.warmup(schedules.cosine(0.1, steps=500), steps=20))
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 The functions make transforms for `step_graph(..., transforms=[transforms.clip_by_norm(1.0)])`. Their numbers are
 defaults of hyperparameters, from 0 to 10^9; they raise TrainingError for others.
+
+Example:
+    changes = [transforms.weight_decay(1e-4), transforms.clip_by_norm(1.0)]
+    step = archipel.training.step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), transforms=changes)
 """
 
 from __future__ import annotations

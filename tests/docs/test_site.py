@@ -105,6 +105,15 @@ def test_examples_of_docstrings_are_shown_as_code() -> None:
     )
 
 
+def test_names_that_an_example_points_to_become_links() -> None:
+    pytest.importorskip("griffe")
+    text = "`archipel.a` is no pointer.\n\nExample: see `archipel.bundle.open_bundle` and `x`."
+    assert load("docstrings").link_examples(text) == (
+        "`archipel.a` is no pointer.\n\n"
+        "Example: see [`archipel.bundle.open_bundle`][archipel.bundle.open_bundle] and `x`."
+    )
+
+
 def test_pictures_are_those_that_the_script_draws() -> None:
     draw = load("pictures/draw")
     for name, picture in draw.PICTURES.items():

@@ -20,7 +20,20 @@ _LONGEST_REASON = 300
 
 class Probe(Protocol):
     """One condition for work (docs/agent.md has an example). If a method cannot tell, it raises any exception, and the
-    condition does not hold."""
+    condition does not hold.
+
+    Example:
+        class Parked:
+            name = "parked"
+
+            def why_not(self):
+                return "" if self.value() else "the car is moving"
+
+            def value(self):
+                return True
+
+        print(Conditions([Parked()]).why_not() or "may work")  # may work
+    """
 
     @property
     def name(self) -> str:

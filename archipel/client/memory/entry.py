@@ -32,6 +32,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stated           what the server says of noise of its own, in the plan that it signed; None: nothing
     origin           the round of the root server that this round is a part of, in a tree of servers
     resumes          all that the round needs is kept beside the entry (kept.py), so that it goes on after a restart
+
+    Example:
+        with Agent(AgentConfig(folder=Path("phone")), examples=lambda: {"x": x, "y": y}) as agent:
+            for entry in agent.rounds:
+                print(entry.model, entry.result, entry.sent, "bytes sent")
     """
 
     round_id: RoundId

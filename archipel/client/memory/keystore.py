@@ -27,6 +27,20 @@ class KeyStore(Protocol):
 
     What `store` and `delete` did must be durable when they return. Expected failures should be ClientErrors, which the
     command shows in one line.
+
+    Example:
+        class Keyring:
+            def load(self, name):
+                return secrets.get(name)
+
+            def store(self, name, secret):
+                secrets[name] = secret
+
+            def delete(self, name):
+                secrets.pop(name, None)
+
+        secrets = {}
+        key = data_key(Keyring())
     """
 
     def load(self, name: str) -> bytes | None:

@@ -28,6 +28,11 @@ class DigitsByWriter:
     labels   uint8 [n], 0..9
     writers  int16 [n], NIST's number of the person
     series   uint8 [n], NIST's series of the form: 0 and 1 are census staff, 4 are high-school pupils
+
+    Example:
+        digits = digits_by_writer()
+        one = digits.of(digits.writers[:1])
+        print(one.inputs().shape[1:], one.inputs().dtype, one.targets().dtype)  # (1, 28, 28) float32 int64
     """
 
     images: NDArray[np.uint8]

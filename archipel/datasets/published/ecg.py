@@ -50,6 +50,8 @@ class EcgBeats(LabelledSplits):
     """Windows float32 [n, 720] of one lead in millivolts, 360 samples a second, the beat in the middle.
 
     recordings  the numbers of the recordings of train, validation and test; no person is in two of them
+
+    Example: see `archipel.datasets.ecg_beats`.
     """
 
     recordings: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -45,6 +45,8 @@ class HarWindows(LabelledSplits):
     mean, deviation  float64 [6]: of each channel of the training windows, in g and rad/s; the windows are normalised by
                      subtracting the mean and dividing by the deviation
     people           the persons of train, validation and test; no person is in two of them
+
+    Example: see `archipel.datasets.har_windows`.
     """
 
     mean: NDArray[np.float64]
@@ -63,6 +65,8 @@ class HarByPerson:
     bouts       int64 [n]: number, from 0, of the stretch of one activity without a pause; windows of two bouts have no
                 sample in common
     train_people, test_people  the published split by person
+
+    Example: see `archipel.datasets.har_by_person`.
     """
 
     inputs: NDArray[np.float32]

@@ -37,6 +37,11 @@ class Scenes:
         count: the number of scenes.
         size: of a scene's side, at least `side`.
         seed: determines the scenes.
+
+    Example:
+        pictures = digits_by_writer().inputs()
+        scenes = Scenes(pictures[:100], pictures[100:200], count=10)
+        print(scenes.take(np.array([0, 3]))["input"].shape)  # (2, 1, 64, 64)
     """
 
     def __init__(
@@ -76,7 +81,10 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class SceneSplits:
-    """Scenes in three parts, each of the pictures of the same part of MNIST and Fashion-MNIST."""
+    """Scenes in three parts, each of the pictures of the same part of MNIST and Fashion-MNIST.
+
+    Example: see `archipel.datasets.digits_and_clothes`.
+    """
 
     train: Dataset
     validation: Dataset

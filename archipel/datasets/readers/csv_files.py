@@ -100,10 +100,16 @@ class CsvDataset(ArrayDataset):
 
 
 class CsvStream:
-    """The rows of a CSV file in pieces; arguments and errors are those of `open_csv`.
+    r"""The rows of a CSV file in pieces; arguments and errors are those of `open_csv`.
 
     It goes through the file once when it is made, to see what the columns are. `left_out` says what it did not give
     in the last pass.
+
+    Example:
+        Path("ages.csv").write_text("age,income\n31,high\n57,low\n")
+        stream = CsvStream("ages.csv", fields={"input": ["age"], "label": "income"})
+        for piece in stream.read():
+            print(piece["input"].shape)  # (2, 1)
     """
 
     def __init__(

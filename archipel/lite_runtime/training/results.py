@@ -13,7 +13,14 @@ from archipel.bundle.roles import Metric
 
 
 class Progress(NamedTuple):
-    """A finished training step. `step` counts from 0 over all phases; `loss` is None if the program has no metric."""
+    """A finished training step. `step` counts from 0 over all phases; `loss` is None if the program has no metric.
+
+    Example:
+        def show(progress):
+            print(progress.epoch, progress.step, progress.loss)
+
+        runtime.fit(x, y, epochs=1, batch_size=100, callbacks=[show])
+    """
 
     phase: int
     epoch: int

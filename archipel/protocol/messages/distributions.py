@@ -26,6 +26,9 @@ class Bins(Message, frozen=True, kw_only=True):
         better: whether a higher value or a lower one is better, so which devices are the worst.
 
     Raises ValueError for edges that are not finite, or not in this order, or of a "log" scale not above 0.
+
+    Example:
+        print(Bins(low=0, high=1, count=4).edges())  # [0.   0.25 0.5  0.75 1.  ]
     """
 
     low: float

@@ -41,7 +41,7 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
     for component in components.values():
         # An example there is one in Python.
         if "description" in component:
-            component["description"] = re.split(r"\n\s*\n *Example:\n", component["description"])[0]
+            component["description"] = re.split(r"\n\s*\n *Example:[\n ]", component["description"])[0]
     # msgspec returns the schemas in the order of the types.
     known = dict(zip([*kinds, Problem], schemas))
     paths: dict[str, dict[str, Any]] = {}

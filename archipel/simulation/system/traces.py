@@ -17,13 +17,17 @@ _COLUMNS = ("seconds_per_step", "down", "up", "windows")
 
 
 def read_devices(path: Path | str) -> tuple[Device, ...]:
-    """The devices of a trace.
+    r"""The devices of a trace.
 
     A .csv has the columns seconds_per_step, down, up (bytes per second; empty: no limit) and, if wanted, windows, such
     as `0-3600;7200-9000`, in seconds from the beginning of a period. A .toml has a table [[device]] for each device
     with the same names, and windows as pairs of numbers.
 
     Raises SimulationError that names the file and the row.
+
+    Example:
+        Path("phones.csv").write_text("seconds_per_step,down,up\n0.1,1e6,2.5e5\n0.4,2e5,\n")
+        print([each.seconds_per_step for each in read_devices("phones.csv")])  # [0.1, 0.4]
     """
     path = Path(path)
     try:

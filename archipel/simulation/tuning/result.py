@@ -39,6 +39,8 @@ class Tuning:
         metric: the metric that decided.
         lower: whether its lower value is the better one.
         trials: oldest first.
+
+    Example: see `archipel.simulation.tune`.
     """
 
     settings: TuneSettings

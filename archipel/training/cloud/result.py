@@ -33,6 +33,11 @@ class Epoch:
     best        whether the monitored metric is better than in every epoch before
     rate        the learning rate of the last update
     seconds     wall time, validation included
+
+    Example:
+        result = archipel.train(network, (x, y), TrainConfig(epochs=2), validation=(x_val, y_val))
+        for epoch in result.history:
+            print(epoch.number, epoch.train_loss, epoch.metrics["accuracy"], epoch.seconds)
     """
 
     number: int
@@ -53,6 +58,8 @@ class TrainResult:
         history: an Epoch for each.
         finished: False where a callback stopped the training, which can go on from its checkpoint.
         test: the metrics of the test data; empty without them, and where a callback stopped the training.
+
+    Example: see `archipel.train`.
     """
 
     module: nn.Module

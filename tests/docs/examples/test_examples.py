@@ -1,4 +1,4 @@
-"""The `Example:` of every public name runs."""
+"""The `Example:` of every public name runs, and every public name has one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from archipel import autodiff
 from archipel.graph.functions import KEPT
 from tests.api.test_public_names import PUBLIC
 from tests.support.example_world import make_world
+from tests.support.pages import ROOT
 
 PATTERN = re.compile(r"^( *)Example:\n((?:\1    .*\n|\n)+)", re.M)
+POINTER = re.compile(r"^ *Example: see `archipel\.([\w.]+)`\.$", re.M)
+"""Instead of an example: where there is one that shows this, too."""
+PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.M)
+"""What stands behind a print is what it prints."""
 
 
 def example_of(value: object) -> str:
@@ -29,38 +34,83 @@ def example_of(value: object) -> str:
     return textwrap.dedent(found[2]).strip("\n") if found else ""
 
 
-def found() -> dict[str, str]:
-    """The examples by name; a name that several rooms have comes once."""
-    examples: dict[str, str] = {}
+def pointer_of(value: object) -> str:
+    """The public name that a docstring points to instead of an example, empty where it points nowhere."""
+    found = POINTER.search(inspect.getdoc(value) or "")
+    return f"archipel.{found[1]}" if found else ""
+
+
+def is_documented(value: object) -> bool:
+    """Whether the value can have a docstring of its own; a constant shows that of its type."""
+    return (
+        inspect.isclass(value) or inspect.ismodule(value) or inspect.isroutine(value) or hasattr(value, "__wrapped__")
+    )
+
+
+def described() -> dict[str, Any]:
+    """What the reference describes, by name: public names, and public methods of classes, whose `__init__` included."""
+    values: dict[str, Any] = {}
     for room, names in PUBLIC.items():
         module = importlib.import_module(room)
         for name in names.split():
             value = getattr(module, name)
-            code = example_of(value) if inspect.isclass(value) or inspect.isfunction(value) else ""
-            if code and code not in examples.values():
-                examples[f"{room}.{name}"] = code
+            if not is_documented(value):
+                continue
+            values[f"{room}.{name}"] = value
+            for member, found in vars(value).items() if inspect.isclass(value) else ():
+                method = getattr(found, "fget", getattr(found, "__func__", found))
+                if inspect.isfunction(method) and (member == "__init__" or not member.startswith("_")):
+                    values[f"{room}.{name}.{member}"] = method
+    return values
+
+
+DESCRIBED = described()
+
+
+def found() -> dict[str, str]:
+    """The examples by name; one that several rooms have comes once."""
+    examples: dict[str, str] = {}
+    for name, value in DESCRIBED.items():
+        code = example_of(value)
+        if code and code not in examples.values():
+            examples[name] = code
     return examples
 
 
-ROOMS = (
-    "archipel", "archipel.autodiff", "archipel.training", "archipel.compression", "archipel.converter",
-    "archipel.bundle", "archipel.lite_runtime", "archipel.client", "archipel.operator", "archipel.simulation",
-    "archipel.strategies", "archipel.privacy", "archipel.datasets", "archipel.models", "archipel.preprocessing",
-    "archipel.training.cloud", "archipel.graph", "archipel.insight", "archipel.server",
-)  # fmt: skip
-EXAMPLES = {name: code for name, code in found().items() if name.rpartition(".")[0] in ROOMS}
+def room_of(name: str) -> str:
+    """The room of a name, which may be a method's."""
+    return max((room for room in PUBLIC if name.startswith(f"{room}.")), key=len)
 
 
+EXAMPLES = found()
 WITHOUT = {
-    "archipel.bundle.generate_development_key", "archipel.bundle.parameter_specs", "archipel.bundle.release_pages",
-    "archipel.bundle.role_of", "archipel.bundle.weights_layout", "archipel.bundle.write_bundle",
-    "archipel.simulation.read_devices", "archipel.graph.promote",
-}  # fmt: skip
-"""Functions for those who write bundles by another way than `convert`, change graphs, or read traces of devices."""
+    "archipel.__version__": "a constant",
+    "archipel.autodiff.FORWARD": "a table; `archipel.autodiff.forward_rule` puts rules into it",
+    "archipel.autodiff.RULES": "a table; `archipel.autodiff.rule` puts rules into it",
+    "archipel.bundle.FORMAT_VERSION": "a constant",
+    "archipel.bundle.MAX_ARCHIVE_BYTES": "a constant",
+    "archipel.bundle.WEIGHTS_FILE": "a constant",
+    "archipel.edge.run_uplink": "the supervisor of an edge server starts it in a process of its own",
+    "archipel.graph.IMPORTERS": "a table; `archipel.converter` puts importers into it",
+    "archipel.preprocessing.TRANSFORMS": "a table of the public transforms",
+    "archipel.privacy.AccountantName": "a type",
+    "archipel.privacy.Event": "a type; `archipel.privacy.Gaussian` and the others are its values",
+    "archipel.strategies.STRATEGIES": "a table; `archipel.strategies.get` reads it",
+}
+"""Public names without an example, and why."""
+ANSWERS = (
+    "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Health ModelInfo NewToken "
+    "OperatorClient ParticipantInfo Piece Pieces PopulationInfo PromotionInfo QuarantineInfo RevokedTokenInfo "
+    "RolloutInfo RoundInfo RoundMetrics RoundResult RoundStatus Sealed SearchInfo ServerInfo Stage "
+    "StageEvaluation StageInfo StatisticResult SuspicionInfo TaskInfo TokenInfo VersionDetail VersionInfo "
+)
+WITHOUT |= {f"archipel.operator.{name}": "docs/operator-api.md has the calls" for name in ANSWERS.split()}
+WITHOUT["archipel.server.OperatorClient"] = "docs/operator-api.md has the calls"
 NOT_RUN = {"archipel.client.Agent", "archipel.bundle.development_key"}
 """The first needs a server with a token; tests/docs/test_agent_page.py runs the same lines. The second takes seconds to
 find a key; the tutorials run it."""
 OWN_FILES = {
+    "archipel": "Model.fix Model.limit_loops",
     "archipel.datasets": "Batches MaskedTokens cifar10 digits_and_clothes ecg_beats fashion_mnist har_by_person "
     "har_windows masked_text_splits mnist open_arrow open_audio open_csv open_file open_images open_lines open_text "
     "text_splits",
@@ -70,7 +120,7 @@ OWN_FILES = {
     "archipel.server": "back_up copy_files create_app load_settings prune restore run_coordinator supervise",
 }
 """They read files, train on pictures, or serve, which this small world has not; docs/data.md, docs/preprocessing.md and
-the tests of the data sets and of the server's storage and processes run the same."""
+the tests of the graphs, the data sets and of the server's storage and processes run the same."""
 NOT_RUN |= {f"{room}.{name}" for room, names in OWN_FILES.items() for name in names.split()}
 
 
@@ -100,9 +150,14 @@ def nothing_stays() -> Iterator[None]:
 @pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - NOT_RUN))
 def test_the_example_runs(
-    name: str, world: Callable[[str], dict[str, Any]], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    world: Callable[[str], dict[str, Any]],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    room, code = name.rpartition(".")[0], EXAMPLES[name]
+    room, code = room_of(name), EXAMPLES[name]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("made"))
     # What an example makes must not be there; what it reads must.
     if "convert" not in code:
@@ -113,14 +168,26 @@ def test_the_example_runs(
     file = tmp_path / "example.py"
     file.write_text(code)
     exec(compile(code, str(file), "exec"), world(room) | {each: getattr(module, each) for each in PUBLIC[room].split()})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in PRINTED.findall(code) if line not in printed] == [], printed
 
 
-def test_what_people_call_has_an_example() -> None:
-    """Functions and parts of recipes of these rooms; messages and results are explained where they come from."""
-    lacking = [
-        f"{room}.{name}"
-        for room in ROOMS
-        for name in PUBLIC[room].split()
-        if inspect.isfunction(value := getattr(importlib.import_module(room), name)) and not example_of(value)
-    ]
-    assert [name for name in lacking if name not in WITHOUT] == []
+def test_every_public_name_has_an_example() -> None:
+    """Or its docstring points to one that shows it, or `WITHOUT` says why it has none."""
+    public = [f"{room}.{name}" for room, names in PUBLIC.items() for name in names.split()]
+    methods = {name.rpartition(".")[0] for name, value in DESCRIBED.items() if example_of(value)}
+    lacking = {
+        name
+        for name in public
+        if name not in methods and not example_of(value := DESCRIBED.get(name)) and not pointer_of(value)
+    }
+    assert sorted(lacking ^ set(WITHOUT)) == [], "write an example, or into WITHOUT why there is none"
+
+
+def test_pointers_lead_to_examples() -> None:
+    pointers = {name: pointer for name, value in DESCRIBED.items() if (pointer := pointer_of(value))}
+    assert len(pointers) > 20
+    wrong = {name: to for name, to in pointers.items() if to not in DESCRIBED or not example_of(DESCRIBED[to])}
+    assert wrong == {}
+    # The site knows a name that a file has, too, by another one.
+    assert [to for to in pointers.values() if (ROOT / f"{to.replace('.', '/')}.py").is_file()] == []

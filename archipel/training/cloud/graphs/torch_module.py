@@ -50,8 +50,8 @@ class TorchModule(SteppedModule):
         Raises TrainingError for a graph that PyTorch cannot run (MissingLoweringError for an operator).
 
         Example:
-            module = training.cloud.TorchModule(archipel.Model.from_onnx("lenet.onnx"))
-            logits = module(torch.zeros(8, 1, 28, 28))
+            module = training.cloud.TorchModule(archipel.Model.from_onnx("model.onnx"))
+            logits = module(torch.zeros(8, 4))
         """
         graph = _without_functions(model)
         paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", "_written", NODES, CONSTANTS))

@@ -43,6 +43,8 @@ class CohortUpdate:
         examples: how many examples were used, of all clients together.
         losses: of each client, a float per step, in the order of the clients.
         left_out: clients by number whose update is not finite, and is not in the sum.
+
+    Example: see `archipel.training.cloud.Cohort`.
     """
 
     arrays: dict[str, np.ndarray]
