@@ -58,7 +58,7 @@ def test_a_version_is_opened_unfolded_and_compared(world: World, chromium: Brows
         expect(page.get_by_role("columnheader", name="version 2").first).to_be_visible()
         # Nothing is measured at a server, so there is no row of times without numbers.
         beside = page.locator("table", has=page.get_by_role("columnheader", name="of the two"))
-        assert beside.locator("tbody tr td:first-child").all_text_contents() == [
+        assert beside.locator("tbody tr > :first-child").all_text_contents() == [
             "nodes", "bytes of tensors", "FLOPs for one example", "peak of activations",
         ]  # fmt: skip
         check(at, "comparison")
