@@ -151,7 +151,8 @@ def _read_npy(where: str, stream: IO[bytes], size: int, max_bytes: int) -> np.nd
         text = " ".join(str(error).split())
         raise CommandError(f"{where}: not an .npy or .npz file ({text[:120]})") from None
     if dtype.kind not in _KINDS:
-        raise CommandError(f"{where}: {dtype} elements, expected numbers or bools; nothing is unpickled")
+        texts = "; number texts by numpy.unique(y, return_inverse=True)[1]" if dtype.kind in "US" else ""
+        raise CommandError(f"{where}: {dtype} elements, expected numbers or bools; nothing is unpickled{texts}")
     # The header's shape must account for exactly the bytes that were read: it decides about no allocation. Negative
     # sizes are refused, since two of them have a positive product.
     need = math.prod(shape) * dtype.itemsize

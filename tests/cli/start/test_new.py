@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from archipel.cli.start.up.sources import told_reason
 from archipel.simulation import load_federation
 from tests.support.commands import Command
 from tests.support.development import place_development_key
@@ -97,5 +99,39 @@ def test_mistakes_are_told(tmp_path: Path, archipel: Command) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "archipel: federation.py: ValueError: no such camera; mend it, and run `python federation.py` to see where\n"
+        "archipel: federation.py, line 1: ValueError: no such camera; mend it, and run `python federation.py` to see "
+        "more\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\nraise KeyError('y')", ", line 2: KeyError: 'y'"),
+        ("def f():\n    1 / 0\ntry:\n    f()\nexcept Exception as e:\n    raise OSError('failed\\nmore\\n') from e",
+         ", line 2: ZeroDivisionError: division by zero"),
+        ("try:\n    1 / 0\nexcept Exception:\n    raise OSError('second')", ", line 4: OSError: second"),
+        ("x = = 1", ", line 1: SyntaxError: invalid syntax"),
+        ("raise SystemExit('no data here')", ": no data here"),
+        ("raise SystemExit(3)", ""),
+    ],
+)  # fmt: skip
+def test_the_first_error_of_own_code_is_told_with_its_line(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "federation.py").write_text(text)
+    done = subprocess.run([sys.executable, "federation.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert told_reason(done.stderr) == reason
+
+
+def test_a_template_takes_float64_and_tells_which_layer_does_not_fit(tmp_path: Path, archipel: Command) -> None:
+    archipel("new", str(tmp_path / "mine"), "--template", "tabular")
+    text = (tmp_path / "mine/federation.py").read_text()
+    made: dict[str, Any] = {"__name__": "federation"}
+    exec(text, made)
+    data = {"x": np.zeros((6, 5)), "y": np.arange(6)}
+    model, example = made["fit_model"](data)
+    assert str(example.dtype) == "torch.float32"
+    assert model(example).shape == (2, 6)
+    exec(text.replace("nn.ReLU()", "nn.Linear(7, 32)"), made)
+    with pytest.raises(RuntimeError, match=r"cannot be multiplied \(2x32 and 7x32\)"):
+        made["fit_model"](data)

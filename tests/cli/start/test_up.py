@@ -154,6 +154,7 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
         ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "in each field, 1 or more, got features 0, y 0"),
         ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "wrong.npz: x: is not finite in row 0; mend"),
         ({"x": np.zeros((1, 4)), "y": np.zeros(1, int)}, "1 examples are too few for 2 devices"),
+        ({"x": np.zeros((9, 4)), "y": np.full(9, "cat")}, "number texts by numpy.unique(y, return_inverse=True)[1]"),
     ],
 )  # fmt: skip
 def test_wrong_data_are_told_before_anything_starts(
@@ -315,6 +316,13 @@ def test_model_and_labels_choose_the_loss(tmp_path: Path, answers: int, labels: 
     )  # fmt: skip
     made = prepare(tmp_path / "f", tmp_path / "model.onnx", tmp_path / "data.npz", plan, generate_key())
     assert made.plan.loss == loss
+    assert made.doubt == ""
+    if answers == 1 and loss != "mse":
+        # The same numbers as floats are amounts, and whoever meant classes is told.
+        np.savez(tmp_path / "data.npz", x=np.eye(3, 4, dtype=np.float32), y=np.array(labels, float))
+        made = prepare(tmp_path / "g", tmp_path / "model.onnx", tmp_path / "data.npz", plan, generate_key())
+        assert made.plan.loss == "mse"
+        assert "store whole numbers: y.astype(int)" in made.doubt
 
 
 def test_another_folder_is_left_alone(folder: Path, archipel: Command) -> None:
@@ -348,11 +356,12 @@ def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / "mine & yours"
     (folder / "keys").mkdir(parents=True)
     save_public_key(generate_key(), folder / "keys/publisher.pub")
+    (folder / "held-out.npz").touch()
     console = Console(file=io.StringIO(), width=20)
     print_next(folder, console)
     assert isinstance(console.file, io.StringIO)
     commands = [shlex.split(line) for line in console.file.getvalue().splitlines() if line.startswith("  archipel ")]
-    assert [words[1] for words in commands] == ["export", "inspect", "serve", "device"]
+    assert [words[1] for words in commands] == ["export", "run", "inspect", "serve", "device"]
     key, bundle = str(folder / "keys/publisher.pub"), str(folder / "model.bundle")
     assert commands[0][2:] == [
         bundle,
@@ -363,8 +372,10 @@ def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
         "-o",
         "trained.onnx",
     ]
-    assert commands[2][-1] == str(folder / "server")
-    assert commands[3][-1] == str(folder / "devices/1/device.toml")
+    assert commands[1][-3:] == ["--input", str(folder / "held-out.npz"), "--evaluate"]
+    assert commands[1][commands[1].index("--weights") + 1] == str(folder / "weights.safetensors")
+    assert commands[3][-1] == str(folder / "server")
+    assert commands[4][-1] == str(folder / "devices/1/device.toml")
 
 
 def test_rounds_without_metrics_have_no_curves(tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def up(
         found = made.plan
         sizes = f"{min(made.sizes)} to {max(made.sizes)}" if len(set(made.sizes)) > 1 else str(made.sizes[0])
         console.print(f"{folder}: {devices} devices with {sizes} examples each, loss {found.loss}", soft_wrap=True)
+        if made.doubt:
+            console.print(made.doubt, soft_wrap=True, highlight=False, markup=False)
         if model.suffix != ".bundle":
             console.print("policy for trying out: sums of 2 devices are allowed, none works with the server")
     else:

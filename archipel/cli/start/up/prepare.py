@@ -33,6 +33,8 @@ from archipel.training.batch_norm import BatchNorm
 from archipel.training.by_name import LOSSES, OPTIMIZERS
 
 POPULATION = "local"
+MANY_CLASSES = 100
+"""So many different whole numbers are hardly classes."""
 BUNDLE_FILE, PLAN_FILE, HELD_OUT_FILE = "model.bundle", "up.json", "held-out.npz"
 BUNDLE_SUFFIX = ".bundle"
 THRESHOLD = 0.51
@@ -76,11 +78,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was made: the plan, the bundle, and the number of examples on each device."""
+    """What was made: the plan, the bundle, the number of examples on each device, and a doubt about the labels."""
 
     plan: Plan
     bundle: Bundle
     sizes: list[int]
+    doubt: str = ""
 
 
 def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519PrivateKey) -> Prepared:
@@ -100,7 +103,8 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
         return _prepare_bundle(folder, model, data_file, plan, key)
     source = read_model(model, None)
     data = read_data(data_file, [(port.name, port.dtype) for port in source.inputs])
-    loss = plan.loss or _choose_loss(data, source, plan.loss_output)
+    asked = plan.loss
+    loss = asked or _choose_loss(data, source, plan.loss_output)
     held, kept = _hold_out(len(data), plan)
     parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
     plan = msgspec.structs.replace(plan, loss=loss, key=secrets.token_hex(16))
@@ -116,7 +120,8 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
             Request(source, staging / BUNDLE_FILE, Signing(key), training=training, name=name, privacy=POLICY)
         )
         _fill(staging, bundle, _fields(data, bundle, loss), held, parts, plan)
-    return Prepared(plan, bundle, [len(indices) for indices in parts])
+    doubt = "" if asked else _doubt_labels(data, loss)
+    return Prepared(plan, bundle, [len(indices) for indices in parts], doubt)
 
 
 def _prepare_bundle(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519PrivateKey) -> Prepared:
@@ -198,6 +203,20 @@ def _choose_loss(data: Data, source: Model, output: str) -> str:
     if len(shape) == 2 and shape[1] == 1:
         return "binary_cross_entropy" if set(np.unique(data.labels)) <= {0, 1} else "mse"
     return "cross_entropy"
+
+
+def _doubt_labels(data: Data, loss: str) -> str:
+    """What to tell where labels are stored as amounts and look like classes; empty: nothing."""
+    labels = data.labels
+    if data.classes is not None or labels.dtype.kind != "f" or loss != "mse" or labels.size != len(data):
+        return ""
+    whole = np.array_equal(labels, np.floor(labels)) and labels.min() >= 0 and len(np.unique(labels)) <= MANY_CLASSES
+    if not whole:
+        return ""
+    return (
+        f"{data.path}: the labels are stored as floats, so they are amounts, and the loss is mse; if they are classes, "
+        "store whole numbers: y.astype(int)"
+    )
 
 
 def _hold_out(count: int, plan: Plan) -> tuple[np.ndarray, np.ndarray]:

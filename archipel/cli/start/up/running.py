@@ -104,11 +104,17 @@ def print_next(folder: Path, console: Console) -> None:
     public = Layout(folder).publisher_key
     # The user's development key is what these commands take without the option.
     key = "" if is_development_key(load_public_key(public)) else f" --key {quote(str(public))}"
+    held_out = folder / HELD_OUT_FILE
+    predict = (
+        "predict with what the devices learned (without --weights: with what they began from):",
+        f"  archipel run {bundle}{key} --weights {weights} --input {quote(str(held_out))} --evaluate",
+    )
     for line in (
         f"result: {folder / WEIGHTS_FILE}",
         "",
         "take the model home:",
         f"  archipel export {bundle}{key} --weights {weights} -o trained.onnx",
+        *(predict if held_out.exists() else ()),
         "see what is in it:",
         f"  archipel inspect {bundle}{key}",
         "take the federation apart (docs/quickstart.md):",

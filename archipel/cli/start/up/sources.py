@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -74,8 +75,22 @@ def _write_sources() -> None:
     click.echo(f"{PROGRAM_FILE}: writes {MODEL_FILE} and {DATA_FILE}")
     done = subprocess.run([sys.executable, str(PROGRAM_FILE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode != 0:
-        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        raise CommandError(
-            f"{PROGRAM_FILE}: {lines[-1] if lines else f'ended with {done.returncode}'}; mend it, and run "
-            f"`python {PROGRAM_FILE}` to see where"
-        )
+        reason = told_reason(done.stderr.decode(errors="replace")) or f": ended with {done.returncode}"
+        raise CommandError(f"{PROGRAM_FILE}{reason}; mend it, and run `python {PROGRAM_FILE}` to see more")
+
+
+def told_reason(errors: str) -> str:
+    """The line of federation.py where an error arose and the error, of what Python has written to stderr.
+
+    It is the first error of a chain, since PyTorch's exporter, which comes last, only says that it did not succeed.
+    Returns ", line N: ERROR", or ": ERROR" where no line is known; empty for an empty text.
+    """
+    first = errors.split("\nThe above exception was the direct cause of the following exception:\n")[0]
+    _, begins, trace = first.rpartition("Traceback (most recent call last):\n")
+    lines = [line for line in trace.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    # Below the frames, which are indented. An error of syntax has no such head, and its line is the last.
+    error = next((at for at, line in enumerate(lines) if begins and not line.startswith(" ")), len(lines) - 1)
+    own = re.findall(rf'^  File "(?:.*/)?{re.escape(str(PROGRAM_FILE))}", line (\d+)', "\n".join(lines[:error]), re.M)
+    return f"{f', line {own[-1]}' if own else ''}: {lines[error]}"
