@@ -24,15 +24,6 @@ from archipel.operator.weights_log import WeightsLogs
 class OperatorClient(FormerNames):
     """Calls one server with an access token of an operator, an analyst, an auditor or an admin.
 
-        with OperatorClient("https://federation.example", token) as client:
-            bundle = client.bundles.upload("digits.bundle", "pupils")
-            request = TaskRequest(
-                name="digits", population="pupils", bundle=bundle.digest, rounds=10, min_cohort=15, cohort=16
-            )
-            task = client.tasks.create(request)
-            done = client.tasks.wait(task.task_id, timeout=3600)
-            weights = client.weights.read(done.model)
-
     Args:
         server: its address, such as "https://federation.example:8443".
         token: an access token.
@@ -54,6 +45,16 @@ class OperatorClient(FormerNames):
             know the token, or the token has expired or was revoked. 403: the token's role does not allow the call. 422,
             and 400: the request is not possible; the text says why. 429 and 503: call again after `retry_after`
             seconds. The methods list their other statuses.
+
+    Example:
+        with OperatorClient("https://federation.example", token) as client:
+            bundle = client.bundles.upload("digits.bundle", "pupils")
+            request = TaskRequest(
+                name="digits", population="pupils", bundle=bundle.digest, rounds=10, min_cohort=15, cohort=16
+            )
+            task = client.tasks.create(request)
+            done = client.tasks.wait(task.task_id, timeout=3600)
+            weights = client.weights.read(done.model)
     """
 
     def __init__(

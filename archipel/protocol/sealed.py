@@ -28,7 +28,10 @@ _MAKING = threading.Lock()
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`body` is the JSON of one struct; `signature` is Ed25519 over `archipel/v1/LABEL`, a zero byte and the body."""
+    """`body` is the JSON of one struct; `signature` is Ed25519 over `archipel/v1/LABEL`, a zero byte and the body.
+
+    Example: see `archipel.operator.AuditHead`.
+    """
 
     body: bytes
     signature: bytes

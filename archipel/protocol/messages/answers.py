@@ -16,7 +16,10 @@ class Receipt(Message, frozen=True, kw_only=True):
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """Bytes `offset` to `offset + length` of a file."""
+    """Bytes `offset` to `offset + length` of a file.
+
+    Example: see `archipel.operator.Pieces`.
+    """
 
     offset: Whole
     length: Annotated[int, Meta(ge=1, le=2**53 - 1)]
@@ -25,7 +28,12 @@ class Piece(Message, frozen=True, kw_only=True):
 
 class Pieces(Message, frozen=True, kw_only=True):
     """Parts of a file of `size` bytes that other files may have, too, so that a device need not fetch them again. They
-    need not cover the file."""
+    need not cover the file.
+
+    Example:
+        found = client.bundles.pieces(digest)
+        print(sum(piece.length for piece in found.pieces), "of", found.size, "bytes")
+    """
 
     size: Whole
     pieces: Annotated[list[Piece], Meta(max_length=MAX_PIECES)]

@@ -209,7 +209,11 @@ class Offer(Message, frozen=True, kw_only=True):
 class RoundStatus(Message, frozen=True, kw_only=True):
     """`phase_ends` is when the phase's deadline passes, Unix seconds by the server's clock; `staleness` the number of
     versions that an asynchronous task has made since this round's model; `complaints` the number of accused devices,
-    from phase masking on: with 0 there is no list to fetch."""
+    from phase masking on: with 0 there is no list to fetch. Ask again after `retry_after` seconds.
+
+    Example:
+        print(client.rounds.status(round_id).phase)  # committed
+    """
 
     round_id: RoundId
     phase: Phase

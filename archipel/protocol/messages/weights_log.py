@@ -55,7 +55,12 @@ class Endorser(Message, frozen=True, kw_only=True):
 
 class Endorsement(Message, frozen=True, kw_only=True):
     """The evidence of a secure round: its sealed plan, its survivors (U3), the body of the Confirmation that they
-    signed (over neighbours the root of their cohort), and their signatures."""
+    signed (over neighbours the root of their cohort), and their signatures.
+
+    Example:
+        evidence = client.weights_log.endorsement("pupils", digest, 2)
+        print(len(evidence.endorsers), "devices signed")  # 3 devices signed
+    """
 
     plan: Sealed
     survivors: Survivors

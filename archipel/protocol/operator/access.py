@@ -26,7 +26,12 @@ class TokenRequest(Message, frozen=True, kw_only=True):
 
 
 class TokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """A token's purpose; times are in Unix seconds, null where it does not expire or was not revoked."""
+    """A token's purpose; times are in Unix seconds, null where it does not expire or was not revoked.
+
+    Example:
+        for each in client.tokens.list():
+            print(each.name, each.role, each.expires or "for ever")
+    """
 
     token_id: RoundId
     name: Name
@@ -38,7 +43,13 @@ class TokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class NewToken(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`token` goes into `Authorization: Bearer`; the server keeps its hash only."""
+    """`token` goes into `Authorization: Bearer`; the server keeps its hash only.
+
+    Example:
+        made = client.tokens.create(TokenRequest(name="night-watch", role="auditor", seconds=86400))
+        auditor = OperatorClient("https://federation.example", made.token)
+        client.tokens.revoke(made.info.token_id)
+    """
 
     token: str
     info: TokenInfo
@@ -58,6 +69,10 @@ class AuditEntry(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`actor` is such as "operator:ID", "device:ID" or "coordinator"; `time` in whole microseconds since 1970.
 
     `hash` is SHA-256 of the other fields as JSON (keys sorted, no blanks, UTF-8), `previous` that of the entry before.
+
+    Example:
+        for entry in client.audit.list():
+            print(entry.seq, entry.time / 1e6, entry.actor, entry.action, entry.subject)
     """
 
     seq: Annotated[int, Meta(ge=1)]
@@ -85,7 +100,13 @@ class AuditPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class AuditHead(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Label "audit"; sealed by the server key. Number and hash of the newest entry, 0 and zeros before the first."""
+    """Label "audit"; sealed by the server key. Number and hash of the newest entry, 0 and zeros before the first;
+    `time`, in Unix seconds, is when the server signed it.
+
+    Example:
+        head = unseal("audit", client.audit.head(), client.server.info().server_key, AuditHead)
+        print(head.seq == len(list(client.audit.list())))  # True
+    """
 
     seq: Annotated[int, Meta(ge=0)]
     hash: Digest

@@ -24,7 +24,11 @@ class DeviceQuery(PageQuery, frozen=True, kw_only=True):
 
 class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """Why no round takes a device from `since` until `until`. `detail` is the evidence in words, `round_id` the round
-    whose end showed it, `times` how often the server has set the device aside, this time included."""
+    whose end showed it, `times` how often the server has set the device aside, this time included. Times are in Unix
+    seconds.
+
+    Example: see `archipel.operator.DeviceInfo`.
+    """
 
     reason: str
     detail: str
@@ -37,7 +41,10 @@ class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """What the search for devices that spoil rounds knows of a device: it was in `rounds` rounds since the search
     began, of which `spoiled` were spoiled. `odds`: at most one in so many searches finds such evidence against an
-    honest device."""
+    honest device.
+
+    Example: see `archipel.operator.DeviceInfo`.
+    """
 
     rounds: int
     spoiled: int
@@ -48,7 +55,16 @@ class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`last_seen`: when the device last waited for work, null before the first time. `rotations`: how often it
     replaced its key. `rounds`: how many it was assigned to. `faults`: how often it did something wrong that was
     clearly its own fault. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
-    spoiled round lately."""
+    spoiled round lately. Times are in Unix seconds.
+
+    Example:
+        device = client.devices.get(device_id)
+        print(device.state, device.rounds, "rounds,", device.faults, "faults")  # active 3 rounds, 0 faults
+        if device.quarantine is not None:
+            print(device.quarantine.reason, "until", device.quarantine.until)
+        if device.suspicion is not None:
+            print(device.suspicion.spoiled, "of", device.suspicion.rounds, "rounds were spoiled")
+    """
 
     device_id: DeviceId
     population: Name
@@ -81,7 +97,10 @@ class PopulationQuery(Message, frozen=True, kw_only=True):
 class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """A search for devices that spoil a population's rounds. It has learned from `rounds` rounds since `began`, of
     which `spoiled` were spoiled; the last `quiet` were good. `suspects` devices were in a spoiled round; the server
-    mixes them with other devices."""
+    mixes them with other devices. Times are in Unix seconds.
+
+    Example: see `archipel.operator.PopulationInfo`.
+    """
 
     began: float
     last_spoiled: float
@@ -94,7 +113,14 @@ class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 class PopulationInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`, `set_aside` (no
     round takes them now). `live_tasks` counts tasks that run or are paused. `search` is null while no round is
-    spoiled."""
+    spoiled.
+
+    Example:
+        for each in client.populations.list():
+            print(each.name, each.enrolled, "devices,", each.set_aside, "set aside")  # pupils 3 devices, 0 set aside
+            if each.search is not None:
+                print(each.search.suspects, "devices were in a spoiled round")
+    """
 
     name: Name
     enrolled: int
@@ -121,7 +147,12 @@ class TokenRevocation(Message, frozen=True, kw_only=True):
 
 
 class RevokedTokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`population` is null where only the token's public key was given."""
+    """`population` is null where only the token's public key was given; `revoked` is in Unix seconds.
+
+    Example:
+        revoked = client.enrolment_tokens.revoke(token_key=bytes(32))
+        print(revoked.token_id, revoked.revoked)
+    """
 
     token_id: RoundId
     token_key: Key

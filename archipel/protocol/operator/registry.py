@@ -46,7 +46,12 @@ class ModelInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`promoted` is the number of the version that is for all devices, `newest` that of the last registered one,
     `rollout_id` the rollout under way; each null where there is none. `not_offered` says why the server offers the
     promoted version to no device, such as an expired bundle; it is empty while the server offers it. `keep_versions`
-    and `keep_days` are the model's own retention rule (RetentionRequest)."""
+    and `keep_days` are the model's own retention rule (RetentionRequest). `created` is in Unix seconds.
+
+    Example:
+        found = client.models.get("digits")
+        print(found.promoted, found.newest, found.not_offered or "is offered")  # 1 2 is offered
+    """
 
     name: Name
     population: Name
@@ -98,6 +103,10 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     version last; they do not report whether they run it. After `not_after` (Unix seconds; 0: without end) the bundle
     has expired, and the server offers the version to no device. `weights_deleted` is when retention has deleted the
     weights (Unix seconds; null: they are there), `deleted_why` by which rule.
+
+    Example:
+        for each in client.models.versions("digits"):
+            print(each.number, each.state, each.task_id, each.downloaded, "devices")
     """
 
     model: Name
@@ -124,7 +133,10 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
     """The result of one round of an evaluation task: means of `metrics` over `examples` examples, `distributions` over
-    the devices, and the shares that were `clamped` (see RoundResult)."""
+    the devices, and the shares that were `clamped` (see RoundResult). `ended` is in Unix seconds.
+
+    Example: see `archipel.operator.VersionDetail`.
+    """
 
     task_id: RoundId
     round_id: RoundId
@@ -139,7 +151,12 @@ class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
 class VersionDetail(VersionInfo, frozen=True, kw_only=True, omit_defaults=False):
     """A version with its `evaluations` on devices of the model's population, newest first, at most 100. Of a version
     that rounds with the server's noise made, or a bundle that was made from one, `privacy_spent` is what it and all
-    versions before it cost a device."""
+    versions before it cost a device.
+
+    Example:
+        version = client.models.version("digits", 1)
+        print([(each.metrics["mse"], each.devices) for each in version.evaluations])
+    """
 
     evaluations: list[Evaluation]
     privacy_spent: PrivacySpent | None
@@ -161,7 +178,13 @@ class RejectionRequest(Message, frozen=True, kw_only=True):
 
 
 class PromotionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """From `created` on `version` is for all devices: promoted by hand, at the end of a rollout, or by a rollback."""
+    """From `created` (Unix seconds) on `version` is for all devices: promoted by hand, at the end of a rollout, or by a
+    rollback.
+
+    Example:
+        for each in client.models.promotions("digits"):
+            print(each.version, each.created)
+    """
 
     number: int
     version: int
@@ -179,7 +202,11 @@ class PromotionPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Stage(Message, frozen=True, kw_only=True):
-    """The server offers the version to `percent` of the devices for `soak_seconds`, then evaluates it on them."""
+    """The server offers the version to `percent` of the devices for `soak_seconds`, then evaluates it on them.
+
+    Example:
+        Stage(percent=10, soak_seconds=3600)
+    """
 
     percent: Annotated[float, Meta(gt=0, le=100)]
     soak_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
@@ -233,7 +260,10 @@ class RolloutRequest(Message, frozen=True, kw_only=True):
 
 
 class StageEvaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """The evaluation of `version` at the end of a stage; `value` is the gate's metric, null without a result."""
+    """The evaluation of `version` at the end of a stage; `value` is the gate's metric, null without a result.
+
+    Example: see `archipel.operator.RolloutInfo`.
+    """
 
     version: int
     task_id: RoundId
@@ -244,7 +274,10 @@ class StageEvaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class StageInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`started` is null before the stage has begun, `passed` until the gate has decided."""
+    """`started` (Unix seconds, as `ended`) is null before the stage has begun, `passed` until the gate has decided.
+
+    Example: see `archipel.operator.RolloutInfo`.
+    """
 
     percent: float
     soak_seconds: float
@@ -259,7 +292,14 @@ class RolloutInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`stage` counts from 1; `state_ends` is when the state's time is over: then a stage is evaluated, and an
     evaluation without a result or a pause ends in a rollback. `waiting_for` says what it waits for (empty once it has
     ended; where it has an eligibility also for auditors). `baseline` is the version that was promoted when the rollout
-    began."""
+    began. Times are in Unix seconds.
+
+    Example:
+        rollout = client.rollouts.get(rollout_id)
+        print(rollout.state, rollout.stage, "of", len(rollout.stages))  # soaking 1 of 1
+        for stage in rollout.stages:
+            print(stage.percent, stage.passed, stage.candidate.value if stage.candidate else "not evaluated")
+    """
 
     rollout_id: RoundId
     model: Name
@@ -299,6 +339,11 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     names that say of what: `training loss`, `evaluation loss`, and so are `distributions` over devices. `clip` is the
     bound of the norm of an update where the server adapts it. `evaluation` is the task that evaluates the version
     (`evaluate_every`), `evaluation_state` its state. `weights_deleted` is when retention has deleted the new weights.
+    Times are in Unix seconds.
+
+    Example:
+        for each in client.tasks.metrics(evaluation_id):
+            print(each.number, each.devices, "devices", each.metrics, each.ended - each.started, "seconds")
     """
 
     round_id: RoundId

@@ -33,7 +33,13 @@ class Distribution(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`value` of a sum or mean (null: of no examples), `counts` of a histogram: below the first of `edges`, between
-    each two, and from the last on; `quantiles` by probability, interpolated within the histogram's bins."""
+    each two, and from the last on; `quantiles` by probability, interpolated within the histogram's bins.
+
+    Example:
+        [each] = client.tasks.rounds(analysis_id)
+        spread = each.result.statistics["spread"]
+        print(spread.edges, spread.counts)  # [-1.0, 0.0, 1.0] [2.0, 4.0, 4.0, 8.0]
+    """
 
     kind: Literal["sum", "mean", "histogram", "quantiles"]
     value: float | None = None
@@ -66,6 +72,10 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
 
     Of an evaluation or analysis with `differential_privacy` all numbers but `devices` have noise, and `noise` says how
     much: its standard deviation in each element of a sum of `values`, and about that in each of the `metrics`.
+
+    Example:
+        [each] = client.tasks.rounds(evaluation_id)
+        print(each.result.metrics["mse"], "over", round(each.result.examples), "examples")
     """
 
     devices: int

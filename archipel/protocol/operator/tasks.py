@@ -81,6 +81,12 @@ class EntryQuery(Message, frozen=True, kw_only=True):
 
 
 class Health(Message, frozen=True, kw_only=True):
+    """The answer of a server that works.
+
+    Example:
+        print(client.server.health().status)  # ok
+    """
+
     status: Literal["ok"]
     version: str
 
@@ -98,7 +104,11 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class ServerInfo(Message, frozen=True, kw_only=True):
-    """The server's public key and the key that certifies enrolment tokens."""
+    """The server's public key and the key that certifies enrolment tokens (raw Ed25519, 32 bytes each).
+
+    Example:
+        server_key = client.server.info().server_key
+    """
 
     server_key: Key
     enrolment_key: Key
@@ -106,7 +116,12 @@ class ServerInfo(Message, frozen=True, kw_only=True):
 
 
 class BundleInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`digest` is the SHA-256 of manifest.json, `bytes` the size of the .bundle file."""
+    """`digest` is the SHA-256 of manifest.json, `bytes` the size of the .bundle file.
+
+    Example:
+        bundle = client.bundles.upload("linear.bundle", "pupils")
+        print(bundle.name, bundle.strategy, bundle.bytes, "bytes")
+    """
 
     digest: Digest
     name: str
@@ -223,7 +238,14 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     rounds serve those of that server. `privacy_spent`, where the server adds noise: what the versions of its model have
     cost each device so far, in all tasks of the population together. `hints`, while the task can run: what its settings
     make likely to go wrong, with what would help. `weights_deleted` is when retention has deleted
-    the weights `model`, which only happens once the task has ended."""
+    the weights `model`, which only happens once the task has ended. Times are in Unix seconds, `rest_seconds` and
+    `deadlines` in seconds.
+
+    Example:
+        task = client.tasks.get(task_id)
+        print(task.state, task.rounds_committed, "of", task.rounds, "rounds")  # completed 1 of 1 rounds
+        weights = client.weights.read(task.model)
+    """
 
     task_id: RoundId
     name: Name
@@ -294,7 +316,12 @@ class TaskPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`furthest` is the last phase in which the device answered; `assigning`: it has sent nothing since it got the
-    plan, except that it `left`, if it did."""
+    plan, except that it `left`, if it did. `bytes_uploaded`: the size of its update.
+
+    Example:
+        for each in client.rounds.get(round_id).participants:
+            print(each.device_id, each.furthest, each.bytes_uploaded, "bytes")
+    """
 
     device_id: DeviceId
     furthest: Phase
@@ -303,7 +330,10 @@ class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class FaultInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Something that a device did wrong in a round, clearly by its own fault."""
+    """Something that a device did wrong in a round, clearly by its own fault.
+
+    Example: see `archipel.operator.RoundInfo`.
+    """
 
     device_id: DeviceId
     reason: str
@@ -327,7 +357,12 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     how many devices took no part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`,
     the L2 norm of the change of the parameters, and `step_scale`, 1 or the factor by which the server shortened a step
     that was far longer than the task's others (`reason` says so). `deadlines`: the seconds that its phases may take,
-    where these follow what the population's devices took and not the task.
+    where these follow what the population's devices took and not the task. Times are in Unix seconds.
+
+    Example:
+        for each in client.tasks.rounds(task_id):
+            print(each.number, each.phase, len(each.survivors), "devices")  # 1 committed 3 devices
+            print(each.ended - each.started, "seconds", [(fault.device_id, fault.reason) for fault in each.faults])
     """
 
     round_id: RoundId

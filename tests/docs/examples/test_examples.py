@@ -18,6 +18,7 @@ import archipel
 from archipel import autodiff
 from archipel.graph.functions import KEPT
 from tests.api.test_public_names import PUBLIC
+from tests.support.example_server import open_example_server
 from tests.support.example_world import make_world
 from tests.support.pages import ROOT
 
@@ -98,17 +99,9 @@ WITHOUT = {
     "archipel.strategies.STRATEGIES": "a table; `archipel.strategies.get` reads it",
 }
 """Public names without an example, and why."""
-ANSWERS = (
-    "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Health ModelInfo NewToken "
-    "OperatorClient ParticipantInfo Piece Pieces PopulationInfo PromotionInfo QuarantineInfo RevokedTokenInfo "
-    "RolloutInfo RoundInfo RoundMetrics RoundResult RoundStatus Sealed SearchInfo ServerInfo Stage "
-    "StageEvaluation StageInfo StatisticResult SuspicionInfo TaskInfo TokenInfo VersionDetail VersionInfo "
-)
-WITHOUT |= {f"archipel.operator.{name}": "docs/operator-api.md has the calls" for name in ANSWERS.split()}
-WITHOUT["archipel.server.OperatorClient"] = "docs/operator-api.md has the calls"
-NOT_RUN = {"archipel.client.Agent", "archipel.bundle.development_key"}
+NOT_RUN = {"archipel.client.Agent", "archipel.bundle.development_key", "archipel.operator.OperatorClient"}
 """The first needs a server with a token; tests/docs/test_agent_page.py runs the same lines. The second takes seconds to
-find a key; the tutorials run it."""
+find a key; the tutorials run it. tests/docs/test_operator_page.py runs the calls of the third, with devices."""
 OWN_FILES = {
     "archipel": "Model.fix Model.limit_loops",
     "archipel.datasets": "Batches MaskedTokens cifar10 digits_and_clothes ecg_beats fashion_mnist har_by_person "
@@ -134,6 +127,14 @@ def world(folder: Path) -> Callable[[str], dict[str, Any]]:
     return make_world(folder)
 
 
+@pytest.fixture(scope="module")
+def answers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    at = tmp_path_factory.mktemp("server")
+    with open_example_server(at) as names:
+        shutil.copy(at / "linear.bundle", folder)
+        yield names
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     """Rules, modes and handlers that an example sets are those of before for whoever comes next."""
@@ -156,8 +157,10 @@ def test_the_example_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     room, code = room_of(name), EXAMPLES[name]
+    served = request.getfixturevalue("answers") if "client." in code else {}
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("made"))
     # What an example makes must not be there; what it reads must.
     if "convert" not in code:
@@ -167,7 +170,8 @@ def test_the_example_runs(
     module = importlib.import_module(room)
     file = tmp_path / "example.py"
     file.write_text(code)
-    exec(compile(code, str(file), "exec"), world(room) | {each: getattr(module, each) for each in PUBLIC[room].split()})
+    public = {each: getattr(module, each) for each in PUBLIC[room].split()}
+    exec(compile(code, str(file), "exec"), world(room) | served | public)
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in PRINTED.findall(code) if line not in printed] == [], printed
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis import checks
 
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.server.http.api import ROUTES
 from tests.support.fleet import MODEL, Fleet
 from tests.support.world import NO_LIMITS, World
@@ -55,6 +56,13 @@ def test_it_is_valid_and_has_every_route(description: dict[str, Any]) -> None:
     for name, operation in operations.items():
         roles = {role for each in operation["security"] for role in each}
         assert roles == ROUTE_OF[name].roles - {"anyone"} if "anyone" not in ROUTE_OF[name].roles else not roles
+
+
+def test_examples_in_python_are_not_in_it(description: dict[str, Any]) -> None:
+    schemas = description["components"]["schemas"]
+    assert "Example:" in (TaskInfo.__doc__ or "")
+    assert schemas["TaskInfo"]["description"].startswith("`model` is the digest")
+    assert [name for name, schema in schemas.items() if "Example:" in schema.get("description", "")] == []
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.slow)])
