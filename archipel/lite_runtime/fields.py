@@ -112,18 +112,38 @@ def check_array(
         )
         raise _mismatch(where, port, array, f"; {hint}")
     if array.ndim != len(port.shape):
-        hint = "; add the batch axis with x[None]" if free_batch and array.ndim == len(port.shape) - 1 else ""
-        raise _mismatch(where, port, array, hint)
+        raise _mismatch(where, port, array, shape_hint(port, array.shape) if free_batch else "")
     for axis, (expected, size) in enumerate(zip(port.shape, array.shape)):
         if free_batch and axis == 0:
             continue
         if isinstance(expected, int):
             if size != expected:
-                raise _mismatch(where, port, array, f" (axis {axis} differs)")
+                hint = shape_hint(port, array.shape) if free_batch else ""
+                raise _mismatch(where, port, array, f" (axis {axis} differs){hint}")
         elif dims is not None:
             before, owner = dims.setdefault(expected, (size, port.name))
             if size != before:
                 raise _mismatch(where, port, array, f" ({expected} = {before} in {owner!r})")
+
+
+def shape_hint(port: Port, shape: tuple[int, ...]) -> str:
+    """What makes an array of this shape one that the port takes, with "; " before it; empty: nothing simple does.
+
+    It knows one example without the axis of examples, a missing axis of length 1, and channels that come last.
+    """
+    if _fits(port, (1, *shape)):
+        return "; add the batch axis with x[None]"
+    for axis in range(1, len(shape) + 1):
+        if _fits(port, (*shape[:axis], 1, *shape[axis:])):
+            return f"; add the missing axis with numpy.expand_dims(x, {axis})"
+    if len(shape) > 2 and _fits(port, (shape[0], shape[-1], *shape[1:-1])):
+        return "; put the last axis, the channels, behind the first with numpy.moveaxis(x, -1, 1)"
+    return ""
+
+
+def _fits(port: Port, shape: tuple[int, ...]) -> bool:
+    pairs = zip(port.shape[1:], shape[1:])
+    return len(shape) == len(port.shape) and all(not isinstance(dim, int) or dim == size for dim, size in pairs)
 
 
 def fixed_rows(ports: Iterable[Port]) -> int | None:

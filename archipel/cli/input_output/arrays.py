@@ -15,6 +15,7 @@ from archipel.bundle.roles import Example, ExampleWeight, Label, Port
 from archipel.datasets.entry_names import name_entries
 from archipel.durable import write_durably
 from archipel.errors import CommandError
+from archipel.lite_runtime.fields import shape_hint
 from archipel.zips import ZIP_ERRORS
 
 MAX_BYTES = 4 << 30
@@ -104,11 +105,9 @@ def check_fields(path: Path, ports: Sequence[Port], arrays: Mapping[str, np.ndar
                 continue  # weights may be left out: then every example counts as much as any other
             raise CommandError(f"{path}: no entry {port.name!r} ({expected}); it has {', '.join(sorted(arrays))}")
         wrong = f"{path}: entry {port.name!r} must be {expected}, is {array.dtype.name}{list(array.shape)}"
-        if array.ndim != len(port.shape):
-            hint = "; one example needs a batch axis, too: x[None]" if array.ndim == len(port.shape) - 1 else ""
-            raise CommandError(wrong + hint)
-        if any(isinstance(dim, int) and dim != size for dim, size in zip(port.shape[1:], array.shape[1:])):
-            raise CommandError(wrong)
+        differs = any(isinstance(dim, int) and dim != size for dim, size in zip(port.shape[1:], array.shape[1:]))
+        if array.ndim != len(port.shape) or differs:
+            raise CommandError(wrong + shape_hint(port, array.shape))
         if array.dtype.name != port.dtype:
             raise CommandError(f"{wrong}; save it as x.astype({port.dtype!r})")
 

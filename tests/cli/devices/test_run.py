@@ -135,7 +135,7 @@ def test_named_delegates_are_reported(
         ({"z": np.zeros((2, 4), np.float32)}, "no entry 'x' (float32[n, 4]); it has z"),
         ({"x": np.zeros((2, 4))}, "entry 'x' must be float32[n, 4], is float64[2, 4]; save it as x.astype('float32')"),
         ({"x": np.zeros((2, 5), np.float32)}, "entry 'x' must be float32[n, 4], is float32[2, 5]"),
-        ({"x": np.zeros(4, np.float32)}, "is float32[4]; one example needs a batch axis, too: x[None]"),
+        ({"x": np.zeros(4, np.float32)}, "is float32[4]; add the batch axis with x[None]"),
         ({"x": np.zeros((0, 4), np.float32)}, "at least 1"),
         ({"x": np.array([["a"] * 4])}, "expected numbers or bools"),
         ({"x": np.array([[object()] * 4])}, "nothing is unpickled"),

@@ -131,3 +131,16 @@ def test_somebody_of_another_population_sees_nothing_of_this_one(world: World) -
     assert stranger.get(page).status_code == 404
     assert stranger.post(f"{page}/cancel").status_code == 404
     assert world.task(task["task_id"])["state"] == "running"
+
+
+def test_a_round_that_failed_lost_nobody_in_phases_that_it_did_not_come_to(world: World, visitor: Visitor) -> None:
+    task = world.create_task(cohort=4)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    devices[0].advertising()
+    world.clock.now += 600
+    world.settle()
+    (failed,) = world.rounds(task["task_id"])
+    assert failed["phase"] == "failed"
+    words = visitor.words(f"/dashboard/rounds/{failed['round_id']}")
+    assert "advertising 1 3 sharing 0 – complaining 0 –" in words

@@ -137,10 +137,22 @@ def test_devices_that_leave_and_a_round_that_fails(world: World) -> None:
     [failed] = whole["newest"]
     assert (failed["outcome"], failed["in_sum"], failed["weights_out"]) == ("failed", None, None)
     assert failed["reason"] == "2 of 4 devices left the round in phase updating, 3 needed"
-    assert reasons(failed)[devices[3].id] == ("assigning", "it sent nothing in phase updating")
+    # It had time left, and others ended the round: it is not to blame.
+    assert reasons(failed)[devices[3].id] == ("assigning", "the round ended before it answered")
     assert whole["last_failure"].endswith("(they said: data 1, untold 1)")
     assert whole["model"]["number"] == 0
     assert progress(world, task, rounds=0)["newest"] == []
+
+
+def test_a_device_that_let_the_time_of_a_failed_round_go_by(world: World) -> None:
+    task = world.create_task(privacy="plain", threshold=None, cohort=4, min_cohort=3)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    devices[2].updating(**update(1))
+    world.clock.now += 600
+    world.settle()
+    [failed] = progress(world, task)["newest"]
+    assert reasons(failed)[devices[3].id] == ("assigning", "it sent nothing in phase updating")
 
 
 def test_the_sums_metrics_and_how_they_are_spread_over_the_devices(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from archipel.server.dashboard.pages import ROOT, Page
 SECURE = ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 PLAIN = ("assigning", "updating")
 BUFFERED = ("assigning", "buffering")
+_FAILED_IN = re.compile(r"\bphase ([a-z]+)")
+"""In the reason of a round that failed (docs/failed-rounds.md has them)."""
 LISTED = 200
 """Participants that are named on the page."""
 
@@ -20,7 +23,7 @@ LISTED = 200
 @dataclass(frozen=True)
 class Step:
     """One phase of a round: so many devices came at least this far, and `lost` got no further than the one before; None
-    while that can change."""
+    while that can change, and for phases that a failed round did not come to."""
 
     phase: str
     devices: int
@@ -34,6 +37,10 @@ def funnel(task: Any, shown: Any) -> list[Step]:
     furthest = Counter(each.furthest for each in shown.participants)
     place = {phase: number for number, phase in enumerate(phases)}
     now = place.get(shown.phase, len(phases))
+    failed = _FAILED_IN.search(shown.reason) if shown.phase == "failed" else None
+    if failed is not None:
+        # Nobody was asked for what comes after the phase in which the round failed.
+        now = place.get(failed[1], len(phases)) + 1
     steps: list[Step] = []
     for number, phase in enumerate(phases):
         # What devices send in a buffered round is an update, whatever the phase of the round is called.

@@ -12,7 +12,7 @@ from archipel.protocol.operator.progress import MOST_MISSING, MissingDevice
 from archipel.server.database.tables import PHASES, UPDATE_PHASES, Answer, Participant, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.smallest_answer import hides, pseudonym
-from archipel.server.rounds.machine import ORDER, RULES
+from archipel.server.rounds.machine import ORDER, RULES, deadline
 from archipel.server.settings import Settings
 
 
@@ -99,8 +99,18 @@ def _reason(current: Round, task: Task, asked: str, furthest: str, row: Particip
         return "too few hold its shares" if few else "a peer showed that it was sent no shares"
     if current.ended is None and (task.buffered or (current.phase == asked and RULES[asked].previous == furthest)):
         return "it has not answered yet"
+    if _cut_short(current, task, asked) and (task.privacy == "plain" or RULES[asked].previous == furthest):
+        return "the round ended before it answered"
     following = next((each for each, rule in RULES.items() if rule.previous == furthest and _of(task, each)), asked)
     return f"it sent nothing in phase {following}"
+
+
+def _cut_short(current: Round, task: Task, asked: str) -> bool:
+    """Whether the round failed before the time of phase `asked` was over, as when too many others have left."""
+    began = (current.phases or {}).get(asked)
+    if current.phase != "failed" or current.ended is None or began is None or task.buffered:
+        return False
+    return current.ended < began + deadline(task, asked, current)
 
 
 def _of(task: Task, phase: str) -> bool:
