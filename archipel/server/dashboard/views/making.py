@@ -198,8 +198,7 @@ def _rollout_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
         Field("min_devices", "Fewest devices of an evaluation", "whole", str(least),
               hint=f"`min_devices`; the population has {enrolled}, and a stage its share of them"),
         Field("max_devices", "Most devices of an evaluation", "whole", str(most),
-              hint="`max_devices`; a secure evaluation needs more than half of these to come, or as the bundle's policy "
-                   "says"),
+              hint="`max_devices`; more than half of these have to come, or what the bundle's policy says"),
         Field("privacy", "Privacy", "choice", "secure", options=("secure", "plain")),
         Field("seconds", "Seconds for an evaluation", "real", "3600"),
         Field("eligibility", "Eligibility", hint="an expression over attributes of devices; empty: all of them"),
