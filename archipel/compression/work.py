@@ -107,6 +107,7 @@ class Work:
 
     @property
     def validated(self) -> bool:
+        """Whether there are validation data."""
         return self._validation is not None
 
     def evaluate(self, model: Model, examples: Examples | None = None) -> Score:

@@ -252,6 +252,7 @@ class ExampleStore:
         self.destroy(self.path, timeout=self._timeout)
 
     def close(self) -> None:
+        """Close the store; calls after that raise StoreError."""
         with self._lock:
             database, self._open = self._open, None
             # SQLite forbids a fork to use its parent's connection, even to close it.

@@ -14,18 +14,31 @@ from archipel.server.dashboard.pages import ROOT
 class Action:
     """Something that changes one object. `name` is the last part of its path, `route` the API's handler.
 
-    `asks` is the question of the confirmation page and `told` what has been done; `applies` says for which states of
-    the object it is offered (the API decides for itself). With `reason` the form asks for one.
+    `asks` is the question of the confirmation page, or makes it of the object, and `told` what has been done; `applies`
+    says for which states of the object it is offered (the API decides for itself). With `reason` the form asks for one.
     """
 
     name: str
     route: str
     label: str
-    asks: str
+    asks: str | Callable[[Any], str]
     told: str
     applies: Callable[[Any], bool]
     danger: bool = False
     reason: bool = False
+
+    def question(self, item: Any) -> str:
+        """What the confirmation page asks."""
+        return self.asks if isinstance(self.asks, str) else self.asks(item)
+
+
+def _ask_back(model: Any) -> str:
+    if model.rollout_id is not None:
+        return f"Undo the rollout under way? All devices are offered version {model.promoted} again."
+    return (
+        f"Undo the promotion of version {model.promoted}? All devices are offered the version that was promoted "
+        "before it and is not rejected."
+    )
 
 
 def _live(task: Any) -> bool:
@@ -66,7 +79,7 @@ ACTIONS: dict[str, tuple[Action, ...]] = {
     "model": (
         Action(
             "rollback", "roll_back_model", "Roll back",
-            "Undo the rollout under way, or else the last promotion? All devices are offered the version before it.",
+            _ask_back,
             "The model was rolled back.", lambda model: model.promoted is not None, danger=True,
         ),
     ),

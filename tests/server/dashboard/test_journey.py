@@ -33,22 +33,38 @@ def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visit
     words = visitor.words(f"/dashboard/rounds/{done['round_id']}")
     assert "unmasking 5" in words
 
+    assert f'href="/dashboard/new-model?population={POPULATION}"' in visitor.page(task)
+    assert f'name="population" value="{POPULATION}"' in visitor.page("/dashboard/new-model")  # the only one
     model = fill(visitor, "/dashboard/new-model", name="digits", population=POPULATION)
     assert model == "/dashboard/models/digits"
-    first = fill(visitor, f"{model}/register", bundle=bundle)
-    second = fill(visitor, f"{model}/register", task_id=task_id)
+    # The first characters will do, as pages show no more of them.
+    first = fill(visitor, f"{model}/register", bundle=bundle[:8])
+    assert f'href="{model}/register?task_id={task_id}"' in visitor.page(task)
+    form = visitor.page(f"{model}/register?task_id={task_id}")
+    assert f'name="task_id" value="{task_id}"' in form
+    assert f'<option value="{task_id}">spring, 1 rounds, completed</option>' in form
+    second = fill(visitor, f"{model}/register", task_id=task_id[:8])
     assert (first, second) == (f"{model}/versions/1", f"{model}/versions/2")
+    assert "once the model has a promoted version" in visitor.words(second)
     assert "The version was promoted." in visitor.do(f"{first}/promote")
+    assert "once the model has a promoted version" not in visitor.words(second)
+    # Stages and gate are for five devices, not for thousands.
+    form = visitor.page(f"{second}/rollout")
+    assert "50 % for 1 h\n100 % for 1 h</textarea>" in form
+    assert 'name="min_devices" value="2"' in form
+    assert "the population has 5" in form
     words = visitor.words(f"{model}/compare?versions=1,2")
     assert "Devices in its round – 5" in words
     assert "Made from – version 1" in words
 
     rollout = fill(visitor, f"{second}/rollout", stages="50 % for 1 min\n100 % for 30 s", metric="")
-    assert "50 % of devices" in visitor.words(rollout)
+    assert "50 % of devices soaks" in visitor.words(rollout)
+    assert "Undo the rollout under way? All devices are offered version 1 again." in visitor.words(f"{model}/rollback")
     assert "The rollout is paused." in visitor.do(f"{rollout}/pause")
     assert "The rollout goes on." in visitor.do(f"{rollout}/resume")
     assert "The rollout was aborted." in visitor.do(f"{rollout}/abort")
     assert "The version was promoted." in visitor.do(f"{second}/promote")
+    assert "Undo the promotion of version 2?" in visitor.words(f"{model}/rollback")
     assert "The model was rolled back." in visitor.do(f"{model}/rollback")
     assert world.operator("GET", "/v1/models/digits")[1]["promoted"] == 1
     assert "It was rejected: it forgets sevens" in visitor.do(f"{second}/reject", reason="it forgets sevens")
@@ -82,7 +98,15 @@ def test_a_form_says_what_is_wrong_and_keeps_what_was_typed(world: World, visito
     assert "Rounds: expected a whole number, got &#39;many&#39;" in html
     assert 'value="many"' in html
     assert bundle in html
-    form |= {"rounds": "2", "bundle": "0" * 64, "sure": "yes", "key": "k" * 16}
+    form |= {"rounds": "2", "bundle": "8915"}
+    answer = visitor.post("/dashboard/tasks/new", **form)
+    html = answer.get_data(as_text=True)
+    assert answer.status_code == 422
+    assert (
+        "Bundle: expected a bundle of the list, or its whole digest, 64 hexadecimal digits, got &#39;8915&#39;" in html
+    )
+    assert "regex" not in html
+    form |= {"bundle": "0" * 64, "sure": "yes", "key": "k" * 16}
     answer = visitor.post("/dashboard/tasks/new", **form)
     assert answer.status_code == 422
     assert f"No bundle {'0' * 64}; upload it first" in answer.get_data(as_text=True)

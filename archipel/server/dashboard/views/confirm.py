@@ -22,8 +22,8 @@ _SHOW = {
 def _ask(desk: Desk, kind: str, action: Action, arguments: dict[str, Any]) -> str:
     item = desk.ask(_SHOW[kind], **arguments)
     return rendering.render(
-        "confirm.html", desk, action=action, kind=kind, name=name_of(kind, item), back=address(kind, **arguments),
-        key=secrets.token_urlsafe(24),
+        "confirm.html", desk, action=action, question=action.question(item), kind=kind, name=name_of(kind, item),
+        back=address(kind, **arguments), key=secrets.token_urlsafe(24),
     )  # fmt: skip
 
 

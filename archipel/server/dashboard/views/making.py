@@ -12,7 +12,7 @@ from flask import Response
 from archipel.errors import RefusalError
 from archipel.server.dashboard import rendering
 from archipel.server.dashboard.desk import Desk
-from archipel.server.dashboard.forms import Field, read_form
+from archipel.server.dashboard.forms import Field, read_form, spell_refusal
 from archipel.server.dashboard.pages import ROOT, Page, View, go_to
 from archipel.server.http.problems import api_error
 
@@ -76,7 +76,9 @@ class Maker:
             taken: dict[str, Any] = {name: arguments[name] for name in self.takes}
             answer = desk.ask(self.route, body, key=form.get("key"), **taken)
         except RefusalError as error:
-            refused = Response(self._form(desk, arguments, form, str(error)), mimetype="text/html")
+            refused = Response(
+                self._form(desk, arguments, form, spell_refusal(fields, form, str(error))), mimetype="text/html"
+            )
             refused.status_code = api_error(error).status
             return refused
         return go_to(self.made(answer))
@@ -89,6 +91,11 @@ class Maker:
             "review.html", desk, title=self.title, given=[pair for pair in given if pair[1]],
             key=secrets.token_urlsafe(24), back=self.back(arguments),
         )  # fmt: skip
+
+
+_DIGEST = "expected a bundle of the list, or its whole digest, 64 hexadecimal digits"
+SMALL = 200
+"""A population of fewer devices has too few in a stage of 5 % for a gate to measure anything."""
 
 
 def known_bundles(desk: Desk) -> tuple[str, ...]:
@@ -112,8 +119,8 @@ def _task_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
         Field("kind", "Kind", "choice", kinds[0], options=kinds, required=True),
         Field("population", "Population", required=True, options=known_populations(desk)),
         Field(
-            "bundle", "Bundle", required=True, options=known_bundles(desk),
-            hint="its digest, which `archipel inspect` shows",
+            "bundle", "Bundle", "id", required=True, options=known_bundles(desk), expects=_DIGEST,
+            hint="one that the server has, or its digest, which `archipel inspect` shows",
         ),
         Field("rounds", "Rounds", "whole", "10", required=True),
         Field("cohort", "Devices in a round", "whole", "10", required=True),
@@ -136,38 +143,62 @@ def _task_body(desk: Desk, values: dict[str, Any], arguments: dict[str, str]) ->
 
 
 def _model_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
+    known = known_populations(desk)
     return (
-        Field("name", "Name", required=True),
-        Field("population", "Population", required=True, options=known_populations(desk)),
+        Field("name", "Name", required=True, hint="such as digits; letters, digits, '.', '-' and '_'"),
+        Field(
+            "population",
+            "Population",
+            value=known[0] if len(known) == 1 else "",
+            required=True,
+            options=known,
+            hint="the devices that run it: those whose tokens name this population",
+        ),
     )
 
 
 def _version_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
     population = desk.ask("show_model", name=arguments["name"]).population
     tasks = desk.ask("list_tasks", query={"population": population, "kind": "training", "limit": 50}).items
+    names = {each.task_id: f"{each.name}, {each.rounds_committed} rounds, {each.state}" for each in tasks}
     return (
-        Field("bundle", "A bundle as it is", options=known_bundles(desk), hint="its digest"),
         Field(
-            "task_id", "Or what a training made of its bundle", options=tuple(each.task_id for each in tasks),
-            hint="the task's id",
+            "bundle", "A bundle as it is", "id", options=known_bundles(desk), expects=_DIGEST,
+            hint="one that the server has, or its digest, which `archipel inspect` shows",
         ),
-        Field("task_version", "Version of the training", "whole", hint="empty: the newest"),
+        Field(
+            "task_id", "Or what a training made of its bundle", "id", options=tuple(names), names=names,
+            expects="expected a training of the list, or its id, 32 hexadecimal digits",
+            hint="one of the population's trainings, or its id",
+        ),
+        Field("task_version", "After which round of the training", "whole", hint="empty: the newest"),
         Field("parent", "Made from version", "whole", hint="empty: as the lineage says"),
     )  # fmt: skip
 
 
 def _rollout_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
+    population = desk.ask("show_model", name=arguments["name"]).population
+    found = desk.ask("list_populations", query={"limit": 500}).items
+    enrolled = next((each.enrolled for each in found if each.name == population), 0)
+    small = enrolled < SMALL
+    # Of a small population half are in the first stage, and of these half have to come.
+    least, most = (max(2, enrolled // 4), max(2, enrolled // 2)) if small else (10, 100)
+    stages = "50 % for 1 h\n100 % for 1 h" if small else "5 % for 1 h\n25 % for 4 h\n100 % for 1 h"
     return (
-        Field("stages", "Stages", "stages", "5 % for 1 h\n25 % for 4 h\n100 % for 1 h", required=True,
+        Field("stages", "Stages", "stages", stages, required=True,
               hint="one in a line: the share of devices, and for how long before the gate decides"),
         Field("metric", "Metric of the gate", value="accuracy",
               hint="one that devices measure, such as accuracy; empty: no gate between the stages"),
         Field("better", "Better is", "choice", "higher", options=("higher", "lower")),
-        Field("range", "Bound of its absolute value", "real", "1"),
-        Field("max_loss", "Worse than the promoted version by at most", "real", "0.01"),
-        Field("worst", "And no worse than", "real"),
-        Field("min_devices", "Fewest devices of an evaluation", "whole", "10"),
-        Field("max_devices", "Most devices of an evaluation", "whole", "100"),
+        Field("range", "Largest value that it can have", "real", "1",
+              hint="1 for an accuracy; what is beyond it on any device is no measurement"),
+        Field("max_loss", "Worse than the promoted version by at most", "real", "0.01",
+              hint="empty: the promoted version is not measured"),
+        Field("worst", "And no worse than", "real", hint="a gate needs this or the one before"),
+        Field("min_devices", "Fewest devices of an evaluation", "whole", str(least),
+              hint=f"`min_devices`; the population has {enrolled}, and a stage its share of them"),
+        Field("max_devices", "Most devices of an evaluation", "whole", str(most),
+              hint="`max_devices`; more than half of these have to come, or what the bundle's policy says"),
         Field("privacy", "Privacy", "choice", "secure", options=("secure", "plain")),
         Field("seconds", "Seconds for an evaluation", "real", "3600"),
         Field("eligibility", "Eligibility", hint="an expression over attributes of devices; empty: all of them"),
@@ -202,6 +233,7 @@ MAKERS = (
         f"{ROOT}/models/<name:name>/register", "register_version", "Register a version", _version_fields, _as_they_are,
         made=lambda version: f"{ROOT}/models/{version.model}/versions/{version.number}",
         back=lambda arguments: f"{ROOT}/models/{arguments['name']}", takes=("name",), of="show_model",
+        hint="Give a bundle, or a training. A new bundle is uploaded by `archipel model register`.",
     ),
     Maker(
         f"{ROOT}/models/<name:name>/versions/<number:number>/rollout", "create_rollout", "Roll out", _rollout_fields,

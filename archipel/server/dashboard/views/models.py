@@ -52,6 +52,7 @@ def show_version(desk: Desk, name: str, number: str) -> str:
         actions=offered(desk, "version", version), told=told(desk, "version"),
         rolls=can_roll and version.state != "rejected" and model.rollout_id is None, creates=desk.may("create_task"),
         looks=desk.may("download_bundle", "download_blob"),
+        unpromoted=model.promoted is None and desk.may("create_rollout"),
     )  # fmt: skip
 
 
