@@ -132,6 +132,7 @@ def make_world(folder: Path) -> Callable[[str], dict[str, Any]]:
         "preprocess.toml": PREPROCESS,
     }.items():
         (folder / name).write_text(text)
+    traced = archipel.training.cloud.TorchModule(model)
     trusted = [key.public_key().public_bytes_raw()]
 
     def names(room: str) -> dict[str, Any]:
@@ -143,7 +144,8 @@ def make_world(folder: Path) -> Callable[[str], dict[str, Any]]:
             "archipel": archipel, **{name: getattr(archipel, name) for name in archipel._ROOMS}, **_usual(),
             "x": x, "y": y, "x_val": x, "y_val": y, "images": x, "labels": y, "test_images": x, "test_labels": y,
             "data": (x, y), "batches": [(x[:10], y[:10])] * 3, "picture": x[0], "clients": [{"x": x, "y": y}] * 2,
-            "network": copy.deepcopy(network), "module": network, "model": described, "step": step,
+            "network": copy.deepcopy(network), "model": described, "step": step,
+            "module": traced if room == "archipel.training.cloud" else network,
             "key": key, "keys": trusted, "trusted": trusted, "trusted_keys": trusted, "old": made,
             "runtime": lite_runtime.load(folder / "made" / "digits.bundle", trusted),
         }  # fmt: skip

@@ -48,6 +48,14 @@ def is_documented(value: object) -> bool:
     )
 
 
+def members_of(value: object) -> dict[str, Any]:
+    """What a class and its bases in archipel have, by name; nothing for what is no class."""
+    bases = reversed(value.__mro__) if inspect.isclass(value) else ()
+    return {
+        name: member for base in bases if base.__module__.startswith("archipel.") for name, member in vars(base).items()
+    }
+
+
 def described() -> dict[str, Any]:
     """What the reference describes, by name: public names, and public methods of classes, whose `__init__` included."""
     values: dict[str, Any] = {}
@@ -58,7 +66,7 @@ def described() -> dict[str, Any]:
             if not is_documented(value):
                 continue
             values[f"{room}.{name}"] = value
-            for member, found in vars(value).items() if inspect.isclass(value) else ():
+            for member, found in members_of(value).items():
                 method = getattr(found, "fget", getattr(found, "__func__", found))
                 if inspect.isfunction(method) and (member == "__init__" or not member.startswith("_")):
                     values[f"{room}.{name}.{member}"] = method
