@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world(folder: Path) -> Callable[[str], dict[str, Any]]:
+def world(folder: Path) -> Callable[[str, str], dict[str, Any]]:
     return make_world(folder)
 
 
@@ -160,7 +160,7 @@ def nothing_stays() -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - NOT_RUN))
 def test_the_example_runs(
     name: str,
-    world: Callable[[str], dict[str, Any]],
+    world: Callable[[str, str], dict[str, Any]],
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,7 +179,7 @@ def test_the_example_runs(
     file = tmp_path / "example.py"
     file.write_text(code)
     public = {each: getattr(module, each) for each in PUBLIC[room].split()}
-    exec(compile(code, str(file), "exec"), world(room) | served | public)
+    exec(compile(code, str(file), "exec"), world(room, code) | served | public)
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in PRINTED.findall(code) if line not in printed] == [], printed
 
