@@ -42,10 +42,13 @@ def show_task(desk: Desk, task_id: str) -> str:
     # The rounds first: what happens after them is sent as news.
     rounds, results = show_rounds(desk, task_id), show_results(desk, task_id)
     task = results["task"]
+    place = rounds["progress"].model
+    known = set() if place is None else {each.model for each in place.registered}
     models = _models_for(desk, task)
     return rendering.render(
         "task.html", desk, **rounds, **results, settings=show_settings(task), told=told(desk, "task"),
-        becomes=models[:MODELS], makes_model=models == [] and desk.may("create_model") and _has_learned(task),
+        becomes=[name for name in models if name not in known][:MODELS],
+        makes_model=models == [] and desk.may("create_model") and _has_learned(task),
     )  # fmt: skip
 
 
