@@ -34,7 +34,9 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TensorSpec(_Strict, frozen=True, kw_only=True):
-    """A parameter, whose values are in weights.safetensors under the same name. `sha256` is over its raw bytes.
+    """A parameter, whose values are in weights.safetensors under the same name, with NumPy's name of its dtype.
+
+    `sha256` is over its raw bytes (C order, little-endian).
 
     Example:
         for each in open_bundle("digits.bundle", trusted_keys).manifest.parameters:
@@ -56,7 +58,8 @@ class TensorSpec(_Strict, frozen=True, kw_only=True):
 
 
 class Phase(_Strict, frozen=True, kw_only=True):
-    """One part of a local round: run `program` for `epochs` or for `steps` (one of the two), in shuffled batches.
+    """One part of a local round: run `program` for `epochs` or for `steps` (one of the two), in shuffled batches of
+    `batch_size` examples.
 
     `moves` names the parameters and personal tensors that take their new values (None: all that the program writes).
 
@@ -93,6 +96,11 @@ class SelfTest(_Strict, frozen=True, kw_only=True):
 class Limits(_Strict, frozen=True, kw_only=True):
     """The most that the programs need. Where the device's owner allows less, the device refuses the bundle.
 
+    Arguments:
+        peak_bytes: of memory: inputs, weights and the intermediate values that are alive together.
+        flops_per_example: for one example of one step, two for each multiply-accumulate.
+        upload_bytes: that the update of one round takes.
+
     Example:
         limits = open_bundle("digits.bundle", trusted_keys).manifest.limits
         print(limits.peak_bytes / 2**20, "MiB,", limits.flops_per_example, "FLOPs for one example")
@@ -104,8 +112,8 @@ class Limits(_Strict, frozen=True, kw_only=True):
 
 
 class Lineage(_Strict, frozen=True, kw_only=True):
-    """Where the model comes from. `parent` is the digest of the bundle that it was made from; `metrics` are those that
-    the maker measured.
+    """Where the model comes from. `parent` is the digest of the bundle that it was made from; `recipe` has the
+    parts of a compression, in their order; `metrics` are those that the maker measured.
 
     Example:
         Lineage(recipe=("static_int8",), metrics={"accuracy": 0.97})
@@ -228,6 +236,7 @@ class Statistic(_Strict, frozen=True, kw_only=True):
 class Manifest(_Strict, frozen=True, kw_only=True):
     """Everything about a bundle but its bytes. `files` maps every other file to its SHA-256 (hex).
 
+    `format` is FORMAT_VERSION, `programs` are by name, `schedule` is the local round, `strategy` the algorithm's name.
     Devices adopt the bundle and take part in rounds with it until `not_after` (Unix seconds; 0: without end), and only
     where their population is one of `populations` (none: any). A publisher who raises `sequence` ends this for all
     earlier bundles of the same name: devices refuse a smaller one than they have seen. All of them can still predict.

@@ -59,6 +59,7 @@ class Variant(_Strict, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
+        """The name of the bundle's file in the release's folder."""
         return f"{self.name}.bundle"
 
 

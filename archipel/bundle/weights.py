@@ -42,7 +42,9 @@ _DECODER = msgspec.json.Decoder(dict[str, _Entry])
 
 
 class TensorPlace(msgspec.Struct, frozen=True):
-    """Where a tensor's bytes lie in a safetensors file: `offset` from the start of the file, in bytes.
+    """Where a tensor's `nbytes` bytes lie in a safetensors file: `offset` from the start of the file, in bytes.
+
+    `dtype` is NumPy's name of the type.
 
     Example: see `archipel.bundle.weights_layout`.
     """

@@ -18,7 +18,8 @@ EventName = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. `bytes_sent` and `bytes_received` count bodies in this round so far.
+    """Something that happened. `bytes_sent` and `bytes_received` count bodies in this round so far; `round_id` is ""
+    outside of rounds.
 
     `detail` depends on the name:
 
@@ -56,7 +57,8 @@ OnEvent = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one `run_once`. `wait`: after how many seconds to call again. Bytes count bodies.
+    """The result of one `run_once`. `wait`: after how many seconds to call again. Bytes count bodies; `examples` are
+    those that the device trained on; `reason` says why in one line.
 
     `kind`:
 

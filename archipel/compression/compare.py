@@ -67,7 +67,7 @@ class Comparison:
     first `compared` examples). `unmatched` are values of a without a counterpart in b: folded away, or not recognized.
 
     `agreement` is the share of equal predicted classes of the first output with classes, `accuracy` that of both
-    against the labels; None without classes or labels.
+    against the labels; None without classes or labels. `threshold` is in decibels (`first_divergence`).
 
     Example:
         small, _ = archipel.compress(model, [StaticInt8()], data=data)
@@ -85,6 +85,7 @@ class Comparison:
 
     @property
     def outputs(self) -> tuple[Row, ...]:
+        """The rows of the graph's outputs."""
         return tuple(row for row in self.rows if row.output)
 
     @property

@@ -61,6 +61,7 @@ class Examples:
         return len(next(iter(self.fields.values())))
 
     def take(self, rows: np.ndarray | slice) -> Examples:
+        """The examples at these rows: whole numbers `[m]`, a mask `[examples]` or a slice."""
         labels = None if self.labels is None else self.labels[rows]
         return Examples({name: array[rows] for name, array in self.fields.items()}, labels)
 

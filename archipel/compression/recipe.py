@@ -74,7 +74,7 @@ def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
 
 
 def parse_recipe(text: str) -> list[Part]:
-    """As `load_recipe`, from the text of a file: `parse_recipe('part = [{kind = "static_int8"}]')`.
+    """As `load_recipe`, from the text of a file. Raises CompressionError, which names part and field.
 
     Example:
         parts = parse_recipe('part = [{kind = "static_int8"}]')

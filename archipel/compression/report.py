@@ -64,7 +64,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """The measurements of `compress` with a `recipe` (TOML). `print` shows them as a table.
+    """The measurements of `compress` with a `recipe` (TOML): `before` it, and after each of its `steps`.
+
+    `print` shows them as a table. `seed` is the one with which the same call gives the same bytes.
 
     Example:
         _, report = archipel.compress(model, [StaticInt8()], data=data, validation=data)
@@ -79,6 +81,7 @@ class Report:
 
     @property
     def after(self) -> Measured:
+        """The measurements after the last part."""
         return self.steps[-1].after if self.steps else self.before
 
     def to_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Work:
     """What the parts of one run of `compress` work with.
 
     `original` is the model that `compress` was given, `seed` decides every random choice, `engine` trains, `facts` are
-    the notes of the present part.
+    the notes of the present part. The arguments are those of `compress`.
 
     Example:
         work = Work(model, loss=training.losses.cross_entropy(), validation=Examples({"input": x}, y))
@@ -107,6 +107,7 @@ class Work:
 
     @property
     def validated(self) -> bool:
+        """Whether there are validation data."""
         return self._validation is not None
 
     def evaluate(self, model: Model, examples: Examples | None = None) -> Score:

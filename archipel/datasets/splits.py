@@ -18,15 +18,18 @@ from archipel.errors import DatasetError
 
 @dataclass(frozen=True)
 class WriterSplit:
-    """Four disjoint groups of writers.
+    """Four disjoint groups of writers, by NIST's numbers.
+
+    cloud_train, cloud_validation  census staff
+    devices, held_out              pupils: one for each device, and all others
 
     Example: see `archipel.datasets.split_writers`.
     """
 
-    cloud_train: tuple[int, ...]  # census staff
-    cloud_validation: tuple[int, ...]  # other census staff
-    devices: tuple[int, ...]  # pupils
-    held_out: tuple[int, ...]  # all other pupils
+    cloud_train: tuple[int, ...]
+    cloud_validation: tuple[int, ...]
+    devices: tuple[int, ...]
+    held_out: tuple[int, ...]
 
 
 def split_writers(digits: DigitsByWriter, *, devices: int, seed: int, validation: float = 0.2) -> WriterSplit:

@@ -166,7 +166,7 @@ class Builder:
         return candidate
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
-        """Add a graph input."""
+        """Add a graph input of this type and shape: numbers, and names for symbolic sizes."""
         self._names.add(name)
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.graph.inputs.append(value)

@@ -48,6 +48,7 @@ class TensorInfo:
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorInfo:
+        """That of a value of a graph; "?" stands for a size without a name."""
         shape = tuple("?" if d is None else d for d in dims(value))
         return cls(value.name or "", dtype_of(value).numpy().name, shape)
 
@@ -203,7 +204,10 @@ class Model:
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """The weights that are initializers of the graph, by the names they have in the source."""
+        """The weights that are initializers of the graph, by the names they have in the source.
+
+        Raises GraphError for one without values.
+        """
         weights = {}
         for name in self.parameter_names:
             tensor = self.ir.graph.initializers[name].const_value

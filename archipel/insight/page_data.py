@@ -148,7 +148,8 @@ class TensorData(msgspec.Struct, kw_only=True):
 
 
 class Subject(msgspec.Struct, kw_only=True):
-    """A model. `facts` are (what, text) for the first table.
+    """A model: `kind` says what it was read from, `tensors` are its weights. `facts` are (what, text) for the first
+    table, `notes` sentences for people.
 
     Example: see `archipel.insight.read_onnx`.
     """
@@ -190,7 +191,9 @@ class HistogramSeries(msgspec.Struct, kw_only=True):
 
 
 class Page(msgspec.Struct, kw_only=True):
-    """All that a page shows.
+    """All that a page shows: models (`subjects`), curves and histograms of runs, a comparison of two of the models.
+
+    `version` is that of archipel; `notes` are sentences for people.
 
     Example: see `archipel.insight.render`.
     """

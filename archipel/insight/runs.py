@@ -54,6 +54,8 @@ class TrainFacts(msgspec.Struct, kw_only=True):
 class Run:
     """What a folder has: curves, histograms that a log has, files of weights in their order, facts and notes.
 
+    `model` is the file of the trained model, None where there is none.
+
     Example: see `archipel.insight.read_run`.
     """
 

@@ -65,6 +65,9 @@ class DeviceState:
 
     @classmethod
     def load(cls, path: Path | str, max_bytes: int = MAX_STATE_BYTES) -> DeviceState:
-        """The state in the file, an empty one without a file. Raises TensorLayoutError."""
+        """The state in the file, an empty one without a file.
+
+        Raises TensorLayoutError for one that is damaged, or has more than `max_bytes` bytes.
+        """
         path = Path(path)
         return cls.decode(path, max_bytes) if path.exists() else cls()

@@ -81,7 +81,8 @@ def open_runtime(
 class Runtime(Learning):
     """Holds a model's present parameters and the device's own state; ONNX Runtime runs the programs.
 
-    `load` makes one; Learning describes `fit` and `local_round`. Each program's session is made when it is first
+    `load` makes one, and describes the arguments; RuntimeLimitError: `memory_limit` bytes are too few for the bundle.
+    Learning describes `fit` and `local_round`. Each program's session is made when it is first
     needed. A caller that saves `state` (`DeviceState.save`) keeps personal tensors and control variates over restarts.
 
     Example:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def autoencoder(seed: int, code: int = 32) -> nn.Module:
     """A new network: float32 [batch, 1, 28, 28] in 0..1 -> its reconstruction, the same shape, from `code` numbers.
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         model = Model.from_torch(autoencoder(0, code=16), torch.zeros(2, 1, 28, 28))
     """

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def cnn_1d(seed: int, channels: int = 6, length: int = 128, classes: int = 6) -> nn.Module:
     """A new network: float32 [batch, channels, length] (length a multiple of 4) -> logits float32 [batch, classes].
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         model = Model.from_torch(cnn_1d(0), torch.zeros(2, 6, 128))
     """

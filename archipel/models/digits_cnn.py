@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def digits_cnn(seed: int) -> nn.Module:
     """A new network of 20,522 parameters: float32 [batch, 1, 28, 28] in 0..1 -> logits float32 [batch, 10].
 
-    Has only Conv, Relu, MaxPool (kernel = stride), Flatten and Linear. Raises MissingExtraError without PyTorch.
+    Has only Conv, Relu, MaxPool (kernel = stride), Flatten and Linear. `seed` determines its first weights. Raises
+    MissingExtraError without PyTorch.
 
     Example:
         network = digits_cnn(seed=0)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def ds_cnn(seed: int, classes: int = 12, filters: int = 64, blocks: int = 4) -> nn.Module:
     """A new network of 23,180 parameters: MFCC features float32 [batch, 1, 49, 10] -> logits [batch, classes].
 
-    49 windows of a second of sound with 10 coefficients each. Raises MissingExtraError without PyTorch.
+    49 windows of a second of sound with 10 coefficients each. `seed` determines its first weights. Raises
+    MissingExtraError without PyTorch.
 
     Example:
         model = Model.from_torch(ds_cnn(0), torch.zeros(2, 1, 49, 10))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def fedavg_cnn(seed: int, classes: int = 10) -> nn.Module:
     """A new network of 1,663,370 parameters: float32 [batch, 1, 28, 28] -> logits float32 [batch, classes].
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         model = Model.from_torch(fedavg_cnn(0), torch.zeros(2, 1, 28, 28))
     """

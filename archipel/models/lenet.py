@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def lenet(seed: int, classes: int = 10) -> nn.Module:
     """A new network of 61,706 parameters: float32 [batch, 1, 28, 28] -> logits float32 [batch, classes].
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         model = Model.from_torch(lenet(0), torch.zeros(2, 1, 28, 28))
     """

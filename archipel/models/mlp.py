@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def mlp(seed: int, features: int = 784, hidden: int = 200, classes: int = 10) -> nn.Module:
     """A new network of 199,210 parameters: float32 [batch, features] -> logits float32 [batch, classes].
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         model = Model.from_torch(mlp(0, features=4, classes=3), torch.zeros(2, 4))
     """

@@ -17,7 +17,8 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float = 1.0) -> nn.Module:
     """A new network (width 1: 2.2 million parameters): float32 [batch, channels, 32, 32] -> logits [batch, classes].
 
-    `width` multiplies the number of filters, rounded to multiples of 8. Raises MissingExtraError without PyTorch.
+    `width` multiplies the number of filters, rounded to multiples of 8. `seed` determines its first weights. Raises
+    MissingExtraError without PyTorch.
 
     Example:
         model = Model.from_torch(mobilenet_v2(0, width=0.5), torch.zeros(2, 3, 32, 32))

@@ -49,6 +49,8 @@ def resnet50(seed: int, channels: int = 3, classes: int = 1000, stem: Stem = "im
     bottleneck halves the resolution, its 3x3 convolution does it and not the 1x1 before, as in Goyal et al. 2017 and
     in torchvision.
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         network = resnet50(0)
     """

@@ -16,6 +16,8 @@ def resnet8(seed: int, channels: int = 3, classes: int = 10) -> nn.Module:
 
     Three residual blocks of 16, 32 and 64 filters; the last two halve the resolution and have a 1x1 shortcut.
 
+    `seed` determines its first weights. Raises MissingExtraError without PyTorch.
+
     Example:
         model = Model.from_torch(resnet8(0), torch.zeros(2, 3, 32, 32))
     """

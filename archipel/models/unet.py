@@ -14,7 +14,7 @@ def unet(seed: int, channels: int = 1, classes: int = 2, width: int = 8) -> nn.M
     """A new network: float32 [batch, channels, height, width] -> logits float32 [batch, classes, height, width].
 
     Height and width are multiples of 4, since two poolings halve them. The argument `width`, a multiple of 4, is the
-    number of filters at full resolution. Raises MissingExtraError without PyTorch.
+    number of filters at full resolution. `seed` determines its first weights. Raises MissingExtraError without PyTorch.
 
     Example:
         model = Model.from_torch(unet(0), torch.zeros(2, 1, 64, 64))

@@ -56,9 +56,11 @@ class Transform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
         raise NotImplementedError
 
     def refuse(self, problem: str) -> NoReturn:
+        """Raise the PreprocessingError that says so."""
         raise PreprocessingError(f"{self.kind}: {problem}")
 
     def need(self, right: object, problem: str) -> None:
+        """Refuse what is not right."""
         if not right:
             self.refuse(problem)
 

@@ -245,6 +245,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def database_url(self) -> str:
+        """SQLAlchemy's URL of the database."""
         return self.database or f"sqlite:///{self.path('archipel.db')}"
 
     @property
@@ -275,6 +276,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def request_log(self) -> Path:
+        """The file with a line for each request."""
         return self.path("requests.log")
 
     @property
@@ -284,10 +286,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def trusted_keys(self) -> list[bytes]:
+        """`publisher_keys` as 32 bytes each."""
         return [bytes.fromhex(key) for key in self.publisher_keys]
 
     @property
     def enrolment_public_key(self) -> bytes:
+        """`enrolment_key` as 32 bytes."""
         return bytes.fromhex(self.enrolment_key)
 
     @cached_property
@@ -329,6 +333,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=label).derive(secret)
 
     def path(self, name: str) -> Path:
+        """A path of the data folder."""
         return Path(self.folder) / name
 
     def environment(self) -> dict[str, str]:

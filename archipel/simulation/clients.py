@@ -85,15 +85,17 @@ class SplitClients:
         return self.order[self.offsets[number] : self.offsets[number + 1]]
 
     def count(self, number: int) -> int:
+        """How many examples the client has."""
         return int(self.offsets[number + 1] - self.offsets[number])
 
     def take(self, number: int) -> Examples:
+        """The client's examples."""
         rows = self.rows(number)
         return {name: array[rows] for name, array in self.arrays.items()}
 
 
 class ListedClients:
-    """Clients whose examples are arrays of their own.
+    """Clients whose examples are arrays of their own: of each `[examples, ...]` by field name.
 
     Example:
         listed = ListedClients([{"input": x[:50], "label": y[:50]}, {"input": x[50:], "label": y[50:]}])
@@ -107,9 +109,11 @@ class ListedClients:
         return len(self._clients)
 
     def count(self, number: int) -> int:
+        """How many examples the client has."""
         return len(next(iter(self._clients[number].values())))
 
     def take(self, number: int) -> Examples:
+        """The client's examples."""
         return self._clients[number]
 
 
@@ -132,9 +136,11 @@ class DrawnClients:
         return self._population
 
     def count(self, number: int) -> int:
+        """How many examples the client has."""
         return self._examples
 
     def take(self, number: int) -> Examples:
+        """The client's examples."""
         return self._make(number)
 
 
@@ -148,9 +154,11 @@ class _ChangedClients:
         return len(self._clients)
 
     def count(self, number: int) -> int:
+        """How many examples the client has."""
         return self._clients.count(number)
 
     def take(self, number: int) -> Examples:
+        """The client's examples."""
         examples = self._clients.take(number)
         return self._change(examples) if number in self._changed else examples
 
@@ -170,6 +178,7 @@ class _OneMoreClient:
         return len(next(iter(self._examples.values())))
 
     def take(self, number: int) -> Examples:
+        """The client's examples."""
         return self._clients.take(number) if number < len(self._clients) else self._examples
 
 

@@ -115,7 +115,8 @@ class Federation:
         on_round: Callable[[RoundRow], object] | None = None,
         on_begin: Callable[[Result], object] | None = None,
     ) -> Result:
-        """Simulate it with what `prepare` has made."""
+        """Simulate it with what `prepare` has made. `on_begin` gets the result before the first round, `on_round` a row
+        after each."""
         settings, run = self.settings, self.settings.run
         try:
             return simulate(

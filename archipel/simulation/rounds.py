@@ -47,8 +47,9 @@ class RoundRow(msgspec.Struct, kw_only=True):
     """One round of the history.
 
     `devices`: whose updates are in the sum, of `drawn` that were asked. `metrics`: means over the cohort's training;
-    `clipped`: how many updates were, None where the bundle has devices not say it. `step`: the L2 norm of the change of
-    the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
+    `clipped`: how many updates were, None where the bundle has devices not say it; `clip`: the L2 norm to which the
+    round clipped, where the server adapts it. `step`, `state_step`: L2 norms of the change of the parameters, and of
+    the strategy's state. `tested`: metrics of the model after the round on the test examples, where they were measured.
     `spread`: the same metrics over the devices, each on examples of its own, where they were measured so; `binned`: as
     a server would learn these, from counts of devices in bins.
     `releases`: how many sums with noise there were up to this round; `epsilon`: what they cost together; `multiplier`:

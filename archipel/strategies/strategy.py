@@ -107,7 +107,15 @@ class Strategy:
         cohort: int,
         hyperparameters: Mapping[str, float],
     ) -> tuple[Tensors, Tensors]:
-        """One step of the server half: new parameters, new state."""
+        """One step of the server half: new parameters, new state.
+
+        Arguments:
+            parameters: those of the version before, float arrays by name.
+            state: the strategy's own tensors by name, at first those of `init`.
+            total: the decoded sums over the cohort.
+            cohort: how many devices are in them.
+            hyperparameters: of the round, by name.
+        """
         if total.total_weight(cohort) <= 0:
             # No survivor has examples: there is nothing to average, and nothing to divide by.
             return dict(parameters), state

@@ -144,7 +144,10 @@ class StepRunner:
         return metrics
 
     def resume(self, tensors: Mapping[str, np.ndarray], count: int) -> None:
-        """Go on after `count` minibatches of a round, with all `tensors` of a runner that made them."""
+        """Go on after `count` minibatches of a round, with all `tensors` of a runner that made them.
+
+        Raises TrainingError for other tensors.
+        """
         if set(tensors) != set(self._held):
             raise TrainingError(f"run_steps: expected the tensors {sorted(self._held)}, got {sorted(tensors)}")
         self._held = dict(tensors)

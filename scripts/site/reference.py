@@ -35,6 +35,32 @@ ROOMS = {
 }
 """Every room with public names, in the order of the navigation, and what it is for."""
 
+INHERITED = {
+    "archipel.autodiff.ForwardContext",
+    "archipel.autodiff.RuleContext",
+    "archipel.bundle.Bundle",
+    "archipel.lite_runtime.Runtime",
+}
+"""Classes that have most of what people call from bases which are not public: their entries show that, too."""
+PARTS = {
+    "archipel.operator.OperatorClient": {
+        "server": "archipel.operator.server.Server",
+        "bundles": "archipel.operator.bundles.Bundles",
+        "tasks": "archipel.operator.tasks.Tasks",
+        "rounds": "archipel.operator.rounds.Rounds",
+        "weights": "archipel.operator.weights.Weights",
+        "weights_log": "archipel.operator.weights_log.WeightsLogs",
+        "models": "archipel.operator.models.Models",
+        "rollouts": "archipel.operator.rollouts.Rollouts",
+        "devices": "archipel.operator.devices.Devices",
+        "populations": "archipel.operator.populations.Populations",
+        "enrolment_tokens": "archipel.operator.enrolment_tokens.EnrolmentTokens",
+        "tokens": "archipel.operator.tokens.Tokens",
+        "audit": "archipel.operator.audit.Audit",
+    },
+}
+"""Attributes of public classes whose own classes are not public: they have entries behind that of the class."""
+
 
 def page_name(room: str) -> str:
     """Where the page of a room is below docs/."""
@@ -71,11 +97,22 @@ def room_page(room: str) -> str:
     """The Markdown of a room's page."""
     names = public_names(room)
     links = ", ".join(f"[`{name}`](#{home_of(room, name)})" for name in names)
-    entries = "\n\n".join(
-        f"::: {home_of(room, name)}\n    options:\n      heading: {room}.{name}\n      toc_label: {name}"
-        for name in names
-    )
+    entries = "\n\n".join(entry for name in names for entry in _entries(room, name))
     return f"# {room}\n\n{ROOMS[room]}\n\n{links}\n\n{entries}\n"
+
+
+def _entries(room: str, name: str) -> list[str]:
+    """The entry of a public name, and those of its parts."""
+    inherited = "\n      inherited_members: true" if f"{room}.{name}" in INHERITED else ""
+    parts = PARTS.get(f"{room}.{name}", {})
+    return [
+        _entry(home_of(room, name), room, name) + inherited,
+        *(_entry(home, room, f"{name}.{part}") for part, home in parts.items()),
+    ]
+
+
+def _entry(home: str, room: str, name: str) -> str:
+    return f"::: {home}\n    options:\n      heading: {room}.{name}\n      toc_label: {name}"
 
 
 def overview() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from archipel.operator.connection import Resource
 from tests.api.test_public_names import PUBLIC
+from tests.support.operator_calls import nowhere
 from tests.support.pages import ROOT
 
 SITE = ROOT / "scripts" / "site"
@@ -46,6 +49,19 @@ def entries(nav: list[Any]) -> list[str]:
     return found
 
 
+SEEN_ELSEWHERE = {
+    "archipel.lite_runtime.IsolatedRuntime": "its methods are those of Runtime",
+    "archipel.training.cloud.TorchModule": "its base's methods are for whoever compiles modules",
+}
+"""Public classes whose bases have methods that their entries need not show, and why."""
+
+
+def is_told(member: str, value: object) -> bool:
+    """Whether it is a public method or property with a docstring."""
+    method = getattr(value, "fget", getattr(value, "__func__", value))
+    return not member.startswith("_") and inspect.isfunction(method) and bool(method.__doc__)
+
+
 NAV = entries(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"])
 
 
@@ -67,7 +83,30 @@ def test_every_public_name_has_an_entry() -> None:
         assert sorted(entered) == sorted(names.split()), room
         homes = dict(re.findall(r"^\[`(\w+)`\]\(#([\w.]+)\)", text.replace(", [", "\n["), re.M))
         assert sorted(homes) == sorted(names.split())
-        assert re.findall(r"^::: (.+)$", text, re.M) == list(homes.values())
+        parts = {home for each in reference.PARTS.values() for home in each.values()}
+        assert [home for home in re.findall(r"^::: (.+)$", text, re.M) if home not in parts] == list(homes.values())
+
+
+def test_what_public_classes_inherit_has_an_entry() -> None:
+    """Of a public method that a base has which is not public, the reference would say nothing."""
+    reference = load("reference")
+    public = [getattr(importlib.import_module(room), name) for room, names in PUBLIC.items() for name in names.split()]
+    classes = {f"{room}.{name}" for room, names in PUBLIC.items() for name in names.split()}
+    lacking = set()
+    for place in classes:
+        room, _, name = place.rpartition(".")
+        found = getattr(importlib.import_module(room), name)
+        for base in found.__mro__[1:] if inspect.isclass(found) else ():
+            members = {member for member, value in vars(base).items() if is_told(member, value)} - vars(found).keys()
+            if base.__module__.startswith("archipel.") and base not in public and members:
+                lacking.add(place)
+    assert sorted(lacking) == sorted({*reference.INHERITED, *SEEN_ELSEWHERE})
+
+
+def test_every_resource_of_the_operators_client_has_an_entry() -> None:
+    parts = load("reference").PARTS["archipel.operator.OperatorClient"]
+    resources = {name: type(each) for name, each in vars(nowhere()).items() if isinstance(each, Resource)}
+    assert parts == {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in resources.items()}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 import time
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import archipel
 from archipel import bundle, converter, lite_runtime, training
 from archipel.compression import StaticInt8
+from archipel.training import cloud
 
 
 class Classifier(torch.nn.Module):
@@ -99,8 +101,8 @@ kind = "static_int8"
 """
 
 
-def make_world(folder: Path) -> Callable[[str], dict[str, Any]]:
-    """Write the files into `folder`. What is returned gives the names that the examples of a room find."""
+def make_world(folder: Path) -> Callable[[str, str], dict[str, Any]]:
+    """Write the files into `folder`. What is returned gives the names that an example of a room, its code, finds."""
     torch.manual_seed(0)
     x, y = numbers()
     network, key, trained = Classifier(), bundle.generate_key(), training.optimizers.sgd(lr=0.05)
@@ -134,18 +136,25 @@ def make_world(folder: Path) -> Callable[[str], dict[str, Any]]:
         (folder / name).write_text(text)
     trusted = [key.public_key().public_bytes_raw()]
 
-    def names(room: str) -> dict[str, Any]:
-        described = graph_with_names(folder) if room == "archipel.autodiff" else model
-        step = training.step_graph(affine(), training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1))
-        return {
+    def make_step() -> archipel.Model:
+        return training.step_graph(affine(), training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1))
+
+    def names(room: str, code: str) -> dict[str, Any]:
+        # What takes long is made for those examples alone that name it.
+        dear: dict[str, Callable[[], Any]] = {
+            "step": make_step,
+            "runtime": lambda: lite_runtime.load(folder / "made" / "digits.bundle", trusted),
+            "model": lambda: graph_with_names(folder) if room == "archipel.autodiff" else model,
+            "module": lambda: cloud.TorchModule(model) if room == "archipel.training.cloud" else network,
+        }
+        return {name: make() for name, make in dear.items() if re.search(rf"\b{name}\b", code)} | {
             "np": np, "torch": torch, "Path": Path, "os": os, "signal": signal, "time": time,
             "safetensors": safetensors,
             "archipel": archipel, **{name: getattr(archipel, name) for name in archipel._ROOMS}, **_usual(),
             "x": x, "y": y, "x_val": x, "y_val": y, "images": x, "labels": y, "test_images": x, "test_labels": y,
             "data": (x, y), "batches": [(x[:10], y[:10])] * 3, "picture": x[0], "clients": [{"x": x, "y": y}] * 2,
-            "network": copy.deepcopy(network), "module": network, "model": described, "step": step,
-            "key": key, "keys": trusted, "trusted": trusted, "trusted_keys": trusted, "old": made,
-            "runtime": lite_runtime.load(folder / "made" / "digits.bundle", trusted),
+            "network": copy.deepcopy(network), "old": made, "key": key,
+            "keys": trusted, "trusted": trusted, "trusted_keys": trusted,
         }  # fmt: skip
 
     return names
@@ -153,5 +162,5 @@ def make_world(folder: Path) -> Callable[[str], dict[str, Any]]:
 
 def _usual() -> dict[str, Any]:
     """What examples name without their room, as programs import it."""
-    rooms = (archipel.graph, bundle, archipel.compression, converter, training, lite_runtime, archipel.training.cloud)
+    rooms = (archipel.graph, bundle, archipel.compression, converter, training, lite_runtime, cloud)
     return {name: getattr(room, name) for room in rooms for name in room.__all__ if name not in archipel._ROOMS}

@@ -85,6 +85,7 @@ class FileKeys:
         return secret
 
     def store(self, name: str, secret: bytes) -> None:
+        """Write the secret to a file that its owner alone can read. Raises OSError."""
         write_durably(self._folder / name, secret, 0o600)
 
     def delete(self, name: str) -> None:

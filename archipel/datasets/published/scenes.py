@@ -81,7 +81,9 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class SceneSplits:
-    """Scenes in three parts, each of the pictures of the same part of MNIST and Fashion-MNIST.
+    """Scenes in three parts, each of the pictures of the same part of MNIST and Fashion-MNIST (see Scenes).
+
+    `classes` are the names of a pixel's labels 0, 1, ...
 
     Example: see `archipel.datasets.digits_and_clothes`.
     """

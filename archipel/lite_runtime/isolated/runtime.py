@@ -107,8 +107,9 @@ def load_isolated(
 class IsolatedRuntime(Learning):
     """A runtime with the methods and errors of Runtime (ModelRuntime lists them), whose graphs run in a child process.
 
-    It answers requests of several threads one after the other. If the child dies, or exceeds its memory, `seconds` or
-    `cpu_seconds`, the request raises RuntimeLimitError and has no effect, and the next request starts a new child.
+    `load` describes the arguments and the errors. It answers requests of several threads one after the other. If the
+    child dies, or exceeds its memory, `seconds` or `cpu_seconds`, the request raises RuntimeLimitError and has no
+    effect, and the next request starts a new child.
     A `starter` (starter.py) makes that cheap where runtimes come and go.
 
     Example:

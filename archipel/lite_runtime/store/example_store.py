@@ -186,7 +186,8 @@ class ExampleStore:
         """`count` examples drawn without replacement, all equally likely, `[count, ...]` by field name.
 
         If the store (or `ids`) has fewer, all of them. The same ids and seed give the same examples in the same order:
-        the first of `permutation(n, seed, 0, 0)`. Reads and decrypts only these.
+        the first of `permutation(n, seed, 0, 0)`. Reads and decrypts only these. Raises RuntimeInputError for a `count`
+        below 1.
         """
         if count < 1:
             raise RuntimeInputError(f"example store: sample at least 1 example, got count={count}")
@@ -208,7 +209,8 @@ class ExampleStore:
         """Go through the store in batches `[batch_size, ...]` by field name, in the order in which `fit` would.
 
         Takes the examples that are there now. A batch leaves out those that are removed, or become too old, before it
-        is read. The last batch of an epoch may be smaller.
+        is read. The last batch of an epoch may be smaller. `ids`: only these; `seed` (0 to 2**32 - 1) decides the
+        order where it is `shuffled`. Raises RuntimeInputError for other numbers.
         """
         if batch_size < 1 or epochs < 0:
             raise RuntimeInputError(f"example store: batch_size from 1, epochs from 0; got {batch_size}, {epochs}")
@@ -252,6 +254,7 @@ class ExampleStore:
         self.destroy(self.path, timeout=self._timeout)
 
     def close(self) -> None:
+        """Close the store; calls after that raise StoreError."""
         with self._lock:
             database, self._open = self._open, None
             # SQLite forbids a fork to use its parent's connection, even to close it.

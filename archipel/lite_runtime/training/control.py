@@ -39,6 +39,7 @@ class Control:
 
     @property
     def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
         return self._cancelled
 
     @property

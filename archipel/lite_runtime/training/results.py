@@ -13,7 +13,8 @@ from archipel.bundle.roles import Metric
 
 
 class Progress(NamedTuple):
-    """A finished training step. `step` counts from 0 over all phases; `loss` is None if the program has no metric.
+    """A finished training step of number `phase` of the schedule. `epoch` and `step` count from 0, steps over all
+    phases; `loss` is None if the program has no metric.
 
     Example:
         def show(progress):
@@ -36,7 +37,8 @@ Callback = Callable[[Progress], object]
 class History:
     """The result of a `fit`. `losses` and each of `metrics` have a float per step, `validation` the metrics per epoch.
 
-    `examples` counts the examples used, each once; `stopped` says that a callback or the control ended it early.
+    `steps` counts minibatches, `examples` the examples used, each once; `stopped` says that a callback or the control
+    ended it early.
 
     Example:
         history = runtime.fit(x, y, epochs=2)
@@ -55,7 +57,8 @@ class History:
 class LocalUpdate:
     """The result of a local round: `arrays` by the names of the `finish` program's update outputs, to be encoded.
 
-    `metrics` are the reduced metrics of training and of `finish`; `losses` has a float per step; `parameters` are the
+    `examples` and `steps` (minibatches) count what was trained on. `metrics` are the reduced metrics of training and of
+    `finish`; `losses` has a float per step; `parameters` are the
     trained model, which stays on the device.
 
     Example:

@@ -26,7 +26,8 @@ class TokenRequest(Message, frozen=True, kw_only=True):
 
 
 class TokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """A token's purpose; times are in Unix seconds, null where it does not expire or was not revoked.
+    """A token's purpose, and the `populations` that it is for (null: all). Times are in Unix seconds, null where it
+    does not expire or was not revoked.
 
     Example:
         for each in client.tokens.list():
@@ -67,6 +68,7 @@ class TokenPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class AuditEntry(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`actor` is such as "operator:ID", "device:ID" or "coordinator"; `time` in whole microseconds since 1970.
+    `subject` is what the `action` was done to.
 
     `hash` is SHA-256 of the other fields as JSON (keys sorted, no blanks, UTF-8), `previous` that of the entry before.
 

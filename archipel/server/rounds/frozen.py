@@ -24,6 +24,7 @@ from archipel.protocol.secagg import Session as RoundSession
 from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout
+from archipel.server.database.engine import Database
 from archipel.server.database.tables import Answer, BundleRow, Device, Round, Task
 from archipel.server.database.task_requests import read_plan
 from archipel.server.rounds.complaining import read_complaints
@@ -139,16 +140,16 @@ class FrozenRounds:
 
         return self._once("confirmations", round_id, make)
 
-    def layout(self, session: Session, round_id: str) -> Layout:
-        """Of the round's updates; settled from the start."""
+    def layout(self, database: Database, round_id: str) -> Layout:
+        """Of the round's updates; settled from the start. It is needed for each plain update, so `database` is read
+        only where it is not known yet."""
 
         def make() -> Layout:
-            current = session.get_one(Round, round_id)
-            task = session.get_one(Task, current.task_id)
-            bundle = session.get_one(BundleRow, task.bundle)
-            plan = read_plan(current)
-            manifest = decode_manifest(bundle.manifest)
-            return plan_layout(plan, manifest)
+            with database.read() as session:
+                current = session.get_one(Round, round_id)
+                task = session.get_one(Task, current.task_id)
+                bundle = session.get_one(BundleRow, task.bundle)
+                return plan_layout(read_plan(current), decode_manifest(bundle.manifest))
 
         return self._once("layout", round_id, make)
 

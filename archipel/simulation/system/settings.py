@@ -207,7 +207,10 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise SimulationError(f"goal: {self.goal} is not from {needed} to {cohort}, the cohort")
 
     def check_groups(self, cohort: int, groups: int) -> None:
-        """The same for a cohort in so many secure groups, of which each has the task's minimum and threshold."""
+        """The same for a cohort in so many secure groups, of which each has the task's minimum and threshold.
+
+        Raises SimulationError.
+        """
         if self.mode == "synchronous" or self.goal is not None:
             raise SimulationError(
                 "secure_groups: a group that fails is left out, so its round waits for no number of updates; leave "
@@ -221,4 +224,5 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
     def secret_threshold(self, cohort: int) -> int:
+        """The threshold of secret sharing in a cohort of so many devices."""
         return cohort // 2 + 1 if self.threshold is None else self.threshold

@@ -48,6 +48,14 @@ def is_documented(value: object) -> bool:
     )
 
 
+def members_of(value: object) -> dict[str, Any]:
+    """What a class and its bases in archipel have, by name; nothing for what is no class."""
+    bases = reversed(value.__mro__) if inspect.isclass(value) else ()
+    return {
+        name: member for base in bases if base.__module__.startswith("archipel.") for name, member in vars(base).items()
+    }
+
+
 def described() -> dict[str, Any]:
     """What the reference describes, by name: public names, and public methods of classes, whose `__init__` included."""
     values: dict[str, Any] = {}
@@ -58,7 +66,7 @@ def described() -> dict[str, Any]:
             if not is_documented(value):
                 continue
             values[f"{room}.{name}"] = value
-            for member, found in vars(value).items() if inspect.isclass(value) else ():
+            for member, found in members_of(value).items():
                 method = getattr(found, "fget", getattr(found, "__func__", found))
                 if inspect.isfunction(method) and (member == "__init__" or not member.startswith("_")):
                     values[f"{room}.{name}.{member}"] = method
@@ -123,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world(folder: Path) -> Callable[[str], dict[str, Any]]:
+def world(folder: Path) -> Callable[[str, str], dict[str, Any]]:
     return make_world(folder)
 
 
@@ -152,7 +160,7 @@ def nothing_stays() -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - NOT_RUN))
 def test_the_example_runs(
     name: str,
-    world: Callable[[str], dict[str, Any]],
+    world: Callable[[str, str], dict[str, Any]],
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,7 +179,7 @@ def test_the_example_runs(
     file = tmp_path / "example.py"
     file.write_text(code)
     public = {each: getattr(module, each) for each in PUBLIC[room].split()}
-    exec(compile(code, str(file), "exec"), world(room) | served | public)
+    exec(compile(code, str(file), "exec"), world(room, code) | served | public)
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in PRINTED.findall(code) if line not in printed] == [], printed
 

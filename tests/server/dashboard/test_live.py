@@ -120,6 +120,26 @@ def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) 
 
 
 @pytest.mark.sampled(every=2)
+def test_what_the_result_can_be_used_for_is_told_when_the_task_has_ended(world: World, visitor: Visitor) -> None:
+    task = world.create_task(rounds=1, privacy="plain", threshold=None, cohort=3)["task_id"]
+    devices = world.add_devices(3)
+    auditor = Visitor(world, access_token(world, "auditor")[0])
+    with following(visitor, task) as stream, following(auditor, task) as other:
+        first = stream.next()
+        assert first is not None
+        assert "Created" in words(first.data)
+        assert "can be a version" not in first.data
+        world.start_round(devices)
+        for index, device in enumerate(devices):
+            device.updating(**update(index))
+        world.settle()
+        told = words(stream.until("make a model", SOON).data)
+        assert "Ended" in told
+        assert f"newest weights {world.task(task)['model'][:16]}" in told
+        assert "make a model" not in other.until("Ended", SOON).data, "an auditor makes none"
+
+
+@pytest.mark.sampled(every=2)
 def test_a_page_that_shows_it_already_is_sent_nothing(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
     shown = re.search(r'data-version="([0-9a-f]{16}[.][0-9a-f]{16})"', visitor.page(f"/dashboard/tasks/{task}"))

@@ -27,8 +27,10 @@ ROUNDS = 10
 """Of so many rounds that have ended the page tells."""
 POINTS = 500
 """Rounds in a chart: the newest."""
+MODELS = 3
+"""So many models are offered on the page of a training that has ended."""
 KEPT = 64
-"""Of so many tasks the charts are kept as they are, until a round ends."""
+"""Of so many tasks what rounds have found is kept as it is shown, until a round ends."""
 _VERSION = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{16}")
 
 
@@ -54,11 +56,17 @@ def version_of(progress: TaskProgress) -> str:
 
 
 def show_results(desk: Desk, task_id: str) -> dict[str, Any]:
-    """What the templates of a task's curves need. Raises RefusalError as the API refuses it."""
+    """What the templates of a task's curves, and of what it can be used for, need. Raises RefusalError as the API
+    refuses it."""
     metrics = desk.ask("list_metrics", query={"limit": POINTS, "newest_first": True}, task_id=task_id)
     results = sorted(metrics.items, key=lambda each: (each.started, each.number))
+    task = desk.ask("show_task", task_id=task_id)
+    models = _models_for(desk, task)
+    known = _registered(desk, task) if models else set()
     return {
-        "task": desk.ask("show_task", task_id=task_id),
+        "task": task,
+        "becomes": [name for name in models if name not in known][:MODELS],
+        "makes_model": models == [] and desk.may("create_model") and _has_learned(task),
         "results": results,
         "cut": metrics.next is not None,
         "curves": curves_of(results),
@@ -66,10 +74,28 @@ def show_results(desk: Desk, task_id: str) -> dict[str, Any]:
     }
 
 
+def _has_learned(task: Any) -> bool:
+    return task.kind == "training" and task.ended is not None and task.rounds_committed > 0 and task.model is not None
+
+
+def _registered(desk: Desk, task: Any) -> set[str]:
+    """Names of the models of which what the task has learned is a version already."""
+    place = desk.ask("show_progress", query={"rounds": 0}, task_id=task.task_id).model
+    return set() if place is None else {each.model for each in place.registered}
+
+
+def _models_for(desk: Desk, task: Any) -> list[str]:
+    """Names of the models of the task's population, of which what it has learned may be registered as a version."""
+    if not _has_learned(task) or not desk.may("list_models", "register_version"):
+        return []
+    page = desk.ask("list_models", query={"limit": 100})
+    return [each.name for each in page.items if each.population == task.population]
+
+
 def results_version(progress: TaskProgress) -> str:
-    """16 hexadecimal digits that are others when a round has ended with a result, or what it made was evaluated."""
+    """16 hexadecimal digits that are others when a round or the task has ended, or what a round made was evaluated."""
     results = [(each.round_id, each.outcome, each.metrics, each.distributions) for each in progress.newest]
-    still = (progress.rounds_committed, results)
+    still = (progress.rounds_committed, progress.ended, results)
     return hashlib.sha256(msgspec.json.encode(still)).hexdigest()[:16]
 
 
@@ -107,7 +133,7 @@ def make_shown(desk: Desk, task_id: str, kept: KeptCharts) -> Shown:
     rounds, results = values["version"].split(".")
 
     def draw() -> str:
-        return rendering.render("live_results.html", desk, **show_results(desk, task_id))
+        return rendering.render("live_result_event.html", desk, **show_results(desk, task_id))
 
     parts = (
         (rounds, rendering.render("live_event.html", desk, **values)),

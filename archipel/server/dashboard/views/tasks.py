@@ -15,8 +15,6 @@ from archipel.server.dashboard.views.confirm import told
 
 STATES = ("proposed", "running", "paused", "completed", "cancelled", "failed")
 KINDS = ("training", "evaluation", "analytics")
-MODELS = 3
-"""So many models are offered on the page of a training that has ended."""
 FILTERS = ("population", "state", "kind", "after")
 _ELSEWHERE = {
     "task_id", "name", "state", "reason", "population", "kind", "rounds", "rounds_committed", "waiting", "waiting_for",
@@ -41,27 +39,9 @@ def show_task(desk: Desk, task_id: str) -> str:
     """One task."""
     # The rounds first: what happens after them is sent as news.
     rounds, results = show_rounds(desk, task_id), show_results(desk, task_id)
-    task = results["task"]
-    place = rounds["progress"].model
-    known = set() if place is None else {each.model for each in place.registered}
-    models = _models_for(desk, task)
     return rendering.render(
-        "task.html", desk, **rounds, **results, settings=show_settings(task), told=told(desk, "task"),
-        becomes=[name for name in models if name not in known][:MODELS],
-        makes_model=models == [] and desk.may("create_model") and _has_learned(task),
-    )  # fmt: skip
-
-
-def _has_learned(task: Any) -> bool:
-    return task.kind == "training" and task.ended is not None and task.rounds_committed > 0 and task.model is not None
-
-
-def _models_for(desk: Desk, task: Any) -> list[str]:
-    """Names of the models of the task's population, of which what it has learned may be registered as a version."""
-    if not _has_learned(task) or not desk.may("list_models", "register_version"):
-        return []
-    page = desk.ask("list_models", query={"limit": 100})
-    return [each.name for each in page.items if each.population == task.population]
+        "task.html", desk, **rounds, **results, settings=show_settings(results["task"]), told=told(desk, "task")
+    )
 
 
 def watch_task(desk: Desk, task_id: str) -> Response:

@@ -120,8 +120,7 @@ def _put_together(services: Services, seat: Seat) -> Iterator[bytes]:
 
 
 def _check(services: Services, round_id: str, written: Written) -> None:
-    with services.database.read() as session:
-        layout = services.frozen.layout(session, round_id)
+    layout = services.frozen.layout(services.database, round_id)
     try:
         decode_plain(written.temporary, layout)
     except MessageError as error:

@@ -84,7 +84,7 @@ class SteppedModule(fx.GraphModule):
         Raises NotANumberError behind a node that computes NaN. An error of PyTorch's has a note that names the node.
 
         Example:
-            for run in module.steps(x):
+            for run in module.steps(torch.as_tensor(x)):
                 print(run)
         """
         interpreter = fx.Interpreter(self, garbage_collect_values=False)

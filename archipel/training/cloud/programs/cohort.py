@@ -125,7 +125,8 @@ class Cohort:
             hyperparameters: values by name, within the bounds that the bundle declares.
             states: the state of each client's device, which the round changes; None: new ones.
 
-        Raises RuntimeInputError for data that do not fit, IndexRangeError, RuntimeProgramError.
+        Raises RuntimeInputError for data that do not fit, TrainingError for other numbers of seeds or states,
+        IndexRangeError, RuntimeProgramError.
         """
         if len(seeds) != len(clients) or (states is not None and len(states) != len(clients)):
             raise TrainingError(f"cohort: {len(clients)} clients need as many seeds and states, got {len(seeds)} seeds")

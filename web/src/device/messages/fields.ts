@@ -14,6 +14,8 @@ export const KEY_PATH_BYTES = 12 * 32;
 export const MAX_ROTATIONS = 8;
 export const MAX_REVOKED = 14_000;
 export const MAX_MODELS = 16;
+/** Of one update (archipel/protocol/messages/base.py). */
+export const MAX_PARTS = 4096;
 
 /** Base64, of a length within these bounds (bytes). */
 export function bytes(most: number, least = 0): Decoder<Bytes> {

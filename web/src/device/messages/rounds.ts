@@ -4,7 +4,7 @@ import {
   bool, type Decoder, dictionary, float, nullable, oneOf, optional, required, struct,
 } from "../../bundle/decoders.js";
 import {
-  digestText, entriesOf, id, listOf, MAX_COHORT, MAX_MODELS, MAX_REVOKED, name, real, short, whole,
+  digestText, entriesOf, id, listOf, MAX_COHORT, MAX_MODELS, MAX_PARTS, MAX_REVOKED, name, real, short, whole,
 } from "./fields.js";
 import { type Revocations, type Sealed, sealed } from "./identity.js";
 
@@ -178,6 +178,11 @@ export const roundStatus: Decoder<RoundStatus> = struct<RoundStatus>({
 });
 
 export const receipt = struct<{ stored: boolean }>({ stored: optional(bool, true) });
+
+/** The numbers of the parts of an update that the server has; the first is part 1. */
+export const updateParts = struct<{ held: readonly number[] }>({
+  held: optional(listOf(whole(1, MAX_PARTS), MAX_PARTS), []),
+});
 
 export interface Problem {
   readonly type: string;

@@ -9,6 +9,7 @@ import { type Phase, PHASES, receipt, type RoundPlan, type RoundStatus, roundSta
 import { jittered, waitAfter } from "./backoff.js";
 import type { DeviceSession } from "./session.js";
 import { TRY_AGAIN } from "./transport.js";
+import { sendUpdate } from "./uploading.js";
 
 const SHORTEST_WAIT = 0.01;
 
@@ -48,11 +49,6 @@ export class GoneError extends Error {
 /** The phase has not begun, or another message of this device is stored (409). */
 class TooEarlyError extends Error {
   override name = "TooEarlyError";
-}
-
-export function sendUpdate(session: DeviceSession, roundId: string, data: Bytes, digest: string): Promise<unknown> {
-  const headers = { "Content-Type": "application/octet-stream", "Digest-SHA256": digest };
-  return session.call("PUT", `/v1/rounds/${roundId}/update`, receipt, data, headers);
 }
 
 /** The part of one device in one round: it sends, polls and waits within the owner's patience. */

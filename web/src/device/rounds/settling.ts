@@ -10,8 +10,9 @@ import { type Outcome, outcome } from "../events.js";
 import { encode } from "../messages/fields.js";
 import { type LeaveReason, receipt, type RoundStatus, roundStatus } from "../messages/rounds.js";
 import type { OpenRound } from "../storage/journal.js";
-import { type Ended, isLater, sendUpdate } from "./exchange.js";
+import { type Ended, isLater } from "./exchange.js";
 import type { DeviceSession } from "./session.js";
+import { sendUpdate } from "./uploading.js";
 
 /** Closes rounds in the journal, and keeps what the device learned in the ones that count. */
 export class Settling {
