@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[:cut])
 
-    do_GET = do_PUT = do_POST = _pass
+    do_GET = do_PUT = do_POST = do_OPTIONS = _pass
 
     def log_message(self, *args: object) -> None:
         pass

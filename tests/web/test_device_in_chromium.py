@@ -22,6 +22,7 @@ from archipel.lite_runtime import Runtime
 from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.sealed import encode, public_bytes
 from archipel.protocol.vector import Layout
+from tests.support.faults import Fault, Forward, Handler, Proxy, reset, running
 from tests.support.federation import Federation, round_seed
 from tests.support.fixtures.chromium import chromium
 from tests.support.fixtures.device_page import WEB, Fleet, Pages, device_page, eventually, fleet, pages
@@ -170,6 +171,33 @@ def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> Non
         assert len(sent) > 1
         assert set(sent) == {entry["masked"]}
         assert tab.page.evaluate(SEALED) == ["state/linear"]
+
+
+@pytest.mark.sampled(every=3)
+def test_a_download_that_breaks_goes_on_where_it_was(pages: Pages, fleet: Fleet) -> None:
+    federation, broken = pages.federation, list[str]()
+
+    def fault(method: str, path: str) -> Fault | None:
+        if method != "GET" or "/bundles/" not in path or broken:
+            return None
+        broken.append(path)
+        return half
+
+    def half(handler: Handler, forward: Forward) -> None:
+        reset(handler, forward)
+        time.sleep(0.5)  # what has come by the time of the break reaches the page
+
+    with running(Proxy(federation.server.port)) as proxy, pages.tab(6, server=proxy.url) as tab:
+        proxy.fault = fault
+        tab.open(examples=4)
+        enrolled = tab.enrol()
+        task = federation.task(rounds=1, min_cohort=4, cohort=4, threshold=3)
+        tab.work()
+        with fleet.working():
+            fleet.await_end(task)
+        (info,) = federation.rounds(task)
+        assert (info.phase, enrolled in info.survivors) == ("committed", True)
+        assert [code for method, path, code, _ in proxy.seen if [path] == broken and method == "GET"] == [200, 206]
 
 
 @pytest.mark.sampled(every=2)

@@ -16,9 +16,9 @@ from werkzeug.exceptions import HTTPException
 
 from archipel.server.http.routes import Route
 
-HEADERS = "Authorization, Content-Type, Digest-SHA256"
+HEADERS = "Authorization, Content-Type, Digest-SHA256, Range"
 """What devices' requests have beside the headers that every page may send."""
-READABLE = "Date, Retry-After, X-Request-Id"
+READABLE = "Content-Range, Date, Retry-After, X-Request-Id"
 """What a page may read of an answer beside the headers that every page may read."""
 KEEP_SECONDS = 7200
 """How long a browser need not ask again about one address; browsers keep it for less, if they want."""

@@ -38,8 +38,8 @@ def test_a_page_on_the_list_is_answered(client: Client) -> None:
     assert of_cors(asked.headers) == {
         "Access-Control-Allow-Origin": PAGE,
         "Access-Control-Allow-Methods": "POST",
-        "Access-Control-Allow-Headers": "Authorization, Content-Type, Digest-SHA256",
-        "Access-Control-Expose-Headers": "Date, Retry-After, X-Request-Id",
+        "Access-Control-Allow-Headers": "Authorization, Content-Type, Digest-SHA256, Range",
+        "Access-Control-Expose-Headers": "Content-Range, Date, Retry-After, X-Request-Id",
         "Access-Control-Max-Age": "7200",
     }
     # Errors, too: a device must be able to read why it was refused, and when to come again.

@@ -2,11 +2,12 @@
 
 import type { Decoder } from "../../bundle/decoders.js";
 import { pauseOf } from "../../fetching.js";
-import { type Bytes, concat } from "../bytes.js";
+import type { Bytes } from "../bytes.js";
 import type { Config } from "../config.js";
 import { MessageError, RefusedError, TooLargeError, UnreachableError } from "../errors.js";
 import { decode } from "../messages/fields.js";
 import { problem } from "../messages/rounds.js";
+import { Arriving } from "./arriving.js";
 import { waitAfter } from "./backoff.js";
 
 const MAX_MESSAGE_BYTES = 16 << 20;
@@ -63,10 +64,23 @@ export class Transport {
   }
 
   /**
-   * The bytes of a file, of which the caller checks the digest. Raises TooLargeError, RefusedError, UnreachableError.
+   * The bytes of a file, of which the caller checks the digest. After a break only the rest is fetched, and attempts
+   * are counted from there on. Raises TooLargeError, RefusedError, UnreachableError.
    */
-  download(path: string, limit: number, headers: Readonly<Record<string, string>>): Promise<Bytes> {
-    return this.send("GET", path, { headers }, (response) => this.read(response, limit));
+  async download(path: string, limit: number, headers: Readonly<Record<string, string>>): Promise<Bytes> {
+    const file = new Arriving(this.server, limit, (bytes) => (this.received += bytes));
+    const sending = (): Sending => ({ headers: { ...headers, ...file.headers() } });
+    const ask = (): Promise<Bytes> =>
+      this.send("GET", path, sending, (response) => file.take(response), () => file.held);
+    try {
+      return await ask();
+    } catch (error) {
+      const refused = error instanceof RefusedError && error.status === 416;
+      if (file.held === 0 || !(refused || error instanceof UnreachableError)) throw error;
+      // It has another file now, or is older and allows pages of other origins no ranges.
+      file.drop();
+      return await ask();
+    }
   }
 
   async wait(attempt: number, asked: number | null = null): Promise<void> {
@@ -76,13 +90,14 @@ export class Transport {
   private async send<T>(
     method: string,
     path: string,
-    sending: Sending,
+    given: Sending | (() => Sending),
     read: (response: Response) => Promise<T>,
+    held: () => number = () => 0,
   ): Promise<T> {
-    const attempts = sending.retry === false ? 1 : this.config.attempts;
-    for (let attempt = 1; ; attempt++) {
+    const attempts = typeof given !== "function" && given.retry === false ? 1 : this.config.attempts;
+    for (let attempt = 1, before = held(); ; attempt++) {
       try {
-        return await this.sendOnce(method, path, sending, read);
+        return await this.sendOnce(method, path, typeof given === "function" ? given() : given, read);
       } catch (error) {
         if (error instanceof TooLargeError) throw error;
         if (error instanceof RefusedError) {
@@ -90,6 +105,7 @@ export class Transport {
         } else if (!isNetworkError(error)) {
           throw error;
         }
+        if (held() > before) [attempt, before] = [0, held()];
         const asked = error instanceof RefusedError ? error.retryAfter : null;
         // The owner does not allow longer waits than `maxWait` here; the caller decides when to try again.
         if (attempt === attempts || (asked !== null && asked > this.config.maxWait)) {
@@ -98,7 +114,7 @@ export class Transport {
             `${this.server}: ${method} ${path} failed ${attempt} times, last: ${(error as Error).message}`,
           );
         }
-        await this.wait(attempt, asked);
+        await this.wait(Math.max(attempt, 1), asked);
       }
     }
   }
@@ -126,7 +142,7 @@ export class Transport {
     this.sent += body?.length ?? 0;
     const date = Date.parse(response.headers.get("Date") ?? "");
     if (!Number.isNaN(date)) this.clock = { server: date / 1000, at: performance.now() };
-    if (response.status === 200 || response.status === 201) return read(response);
+    if ([200, 201, 206].includes(response.status)) return read(response);
     throw await this.refusal(response);
   }
 
@@ -143,27 +159,8 @@ export class Transport {
     return new RefusedError(`${words} (${status})`, status, asked === null ? null : pauseOf(asked) / 1000);
   }
 
-  private async read(response: Response, limit: number): Promise<Bytes> {
-    const declared = Number(response.headers.get("Content-Length") ?? 0);
-    if (declared > limit) {
-      await response.body?.cancel();
-      throw new TooLargeError(`${this.server}: the answer has ${declared} bytes, the limit here is ${limit}`);
-    }
-    const parts: Uint8Array[] = [];
-    let total = 0;
-    const reader = response.body?.getReader();
-    for (;;) {
-      const part = await reader?.read();
-      if (part?.value === undefined) break;
-      total += part.value.length;
-      this.received += part.value.length;
-      if (total > limit) {
-        await reader?.cancel();
-        throw new TooLargeError(`${this.server}: the answer has more than ${limit} bytes, the limit here`);
-      }
-      parts.push(part.value);
-    }
-    return concat(...parts);
+  private read(response: Response, limit: number): Promise<Bytes> {
+    return new Arriving(this.server, limit, (bytes) => (this.received += bytes)).take(response);
   }
 }
 
