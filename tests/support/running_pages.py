@@ -36,7 +36,7 @@ def run_page(
     Returns what the blocks print.
     """
     acts = meanwhile or {}
-    servers: list[subprocess.Popen[bytes]] = []
+    servers: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
     printed = ""
     python = subprocess.Popen(
         [sys.executable, "-u", "-i", "-q"], cwd=folder, env=shell, text=True,
@@ -54,7 +54,9 @@ def run_page(
             if language == "python":
                 printed += run_python(python, text)
             elif background:
-                servers.append(subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=folder, env=shell))
+                server = subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=folder, env=shell)
+                # Ctrl-C is what ends `archipel up --stay`.
+                servers.append((server, signal.SIGINT if " up " in text else signal.SIGTERM))
                 wait_for_port(port_of(folder, text.split()))
             else:
                 with ExitStack() as stack:
@@ -69,18 +71,19 @@ def run_page(
     finally:
         python.kill()
         python.communicate()
-        for server in servers:
-            server.send_signal(signal.SIGTERM)
+        for server, end in servers:
+            server.send_signal(end)
             assert server.wait(timeout=20) == 0
     assert "finished" in printed
     return printed
 
 
 def port_of(folder: Path, words: list[str]) -> int:
-    """That of the command `archipel serve start FOLDER`."""
+    """That of the command `archipel serve start FOLDER`, or `archipel up` where it has run before."""
     if "--port" in words:
         return int(words[words.index("--port") + 1])
-    return int(tomllib.loads((folder / words[3] / "server.toml").read_text())["port"])
+    server = "federation/server" if words[1] == "up" else words[3]
+    return int(tomllib.loads((folder / server / "server.toml").read_text())["port"])
 
 
 def wait_for_port(port: int) -> None:

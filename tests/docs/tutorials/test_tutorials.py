@@ -15,6 +15,7 @@ FOLDER = "docs/tutorials"
 
 def test_each_tutorial_is_run() -> None:
     here = {"pytorch-on-devices", "compress-under-a-budget", "simulate-then-deploy", "federate-with-privacy"}
+    here |= {"roll-out-and-back"}
     elsewhere = {"browser-joins", "production-with-an-edge"}
     assert {path.stem for path in (ROOT / FOLDER).glob("*.md")} == here | elsewhere
 
@@ -60,6 +61,13 @@ def test_pages_for_those_who_come_from_elsewhere(name: str, tmp_path: Path, shel
     (accuracy,) = re.findall(r"^test: accuracy ([\d.]+)", printed, re.M)
     assert float(accuracy) > 0.5
     assert (tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.sampled(every=6)
+def test_roll_out_and_back(tmp_path: Path, shell: dict[str, str]) -> None:
+    printed = run_page(f"{FOLDER}/roll-out-and-back.md", tmp_path, shell)
+    history = re.findall(r"^\d +(\d) +(rollback|rollout|promote) +(admin|coordinator)", printed, re.M)
+    assert history == [("1", "rollback", "admin"), ("2", "rollout", "coordinator"), ("1", "promote", "admin")]
 
 
 @pytest.mark.slow

@@ -44,14 +44,16 @@ def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visit
     assert f'name="task_id" value="{task_id}"' in form
     assert f'<option value="{task_id}">spring, 1 rounds, completed</option>' in form
     second = fill(visitor, f"{model}/register", task_id=task_id[:8])
+    assert "can be a version" not in visitor.words(task)  # it is one
     assert (first, second) == (f"{model}/versions/1", f"{model}/versions/2")
     assert "once the model has a promoted version" in visitor.words(second)
     assert "The version was promoted." in visitor.do(f"{first}/promote")
     assert "once the model has a promoted version" not in visitor.words(second)
     # Stages and gate are for five devices, not for thousands.
     form = visitor.page(f"{second}/rollout")
-    assert "50 % for 1 h\n100 % for 1 h</textarea>" in form
+    assert "75 % for 1 h\n100 % for 1 h</textarea>" in form
     assert 'name="min_devices" value="2"' in form
+    assert 'name="max_devices" value="2"' in form
     assert "the population has 5" in form
     words = visitor.words(f"{model}/compare?versions=1,2")
     assert "Devices in its round – 5" in words

@@ -71,24 +71,29 @@ class LocalFederation:
                 missing = [device.name for device in self.devices.values() if not device.device_id]
                 raise CommandError(f"not enrolled after {ENROL_SECONDS:.0f} s: {', '.join(missing)}")
 
-    def collect_events(self, timeout: float) -> None:
+    def collect_events(self, timeout: float, on_refused: Callable[[str], None] | None = None) -> None:
         """Record the events of the hosts, and wait up to `timeout` seconds for the first one.
 
-        Raises CommandError when a process has ended or a device has failed.
+        With `on_refused` a device may refuse a round: that is called with the device and its reason.
+
+        Raises CommandError when a process has ended or a device has failed, and else also when it refuses a round.
         """
         self._processes.check()
         try:
             event = self._processes.events.get(timeout=timeout)
             while True:
-                self._record(event)
+                self._record(event, on_refused)
                 event = self._processes.events.get_nowait()
         except queue.Empty:
             return
 
-    def _record(self, event: HostEvent) -> None:
+    def _record(self, event: HostEvent, on_refused: Callable[[str], None] | None) -> None:
         device = self.devices[event.device]
         if event.event in ("failed", "refused"):
-            raise CommandError(f"device {event.device}: {event.text}")
+            text = f"device {event.device}: {event.text}"
+            if event.event == "failed" or on_refused is None:
+                raise CommandError(text)
+            on_refused(text)
         if event.device_id:
             device.device_id = event.device_id
         if event.round_id:

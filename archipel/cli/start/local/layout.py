@@ -42,6 +42,8 @@ _DEVICE = """\
 folder = "agent"
 server = "{server}"
 allow_development = {development}
+# adopt = true         # take the versions of models that the server offers
+# look_seconds = 5.0   # for trying that out: how long it is silent after it has looked at one (else 120)
 
 [examples]
 file = "data.npz"

@@ -82,6 +82,8 @@ RULES = [
 )
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("federation"), show_default=True,
               help="Everything is written here; the same command again goes on where it was stopped.")  # fmt: skip
+@click.option("--stay", "stays", is_flag=True, help="Server and devices go on after the training, until Ctrl-C, for "
+              "the dashboard, further tasks, and versions on devices.")  # fmt: skip
 @signing_key
 @spells_options(RULES)
 def up(
@@ -103,6 +105,7 @@ def up(
     hold_out: float,
     seed: int,
     folder: Path,
+    stays: bool,
     key_file: Path | None,
 ) -> None:
     """Train MODEL on DATA as a federation of this machine: server, keys, devices, secure rounds, curves, result.
@@ -123,11 +126,12 @@ def up(
     enough, and it expects no device that works with the server.
 
     --folder has server, keys and devices as they are on real machines (docs/quickstart.md says how to take it apart),
-    and at the end curves.png and weights.safetensors. Ctrl-C stops all processes.
+    and at the end curves.png and weights.safetensors. Ctrl-C stops all processes. With --stay they go on when the
+    training has ended, and the same command starts them again later.
     """
     # These import much, which takes seconds; wrong options are told without them.
     from archipel.cli.start.up.prepare import Plan, fingerprint, prepare, read_plan
-    from archipel.cli.start.up.running import WEIGHTS_FILE, finish, measure, print_next, run
+    from archipel.cli.start.up.running import WEIGHTS_FILE, finish, measure, print_next, run, stay
     from archipel.cli.start.up.sources import check_same, find_sources
 
     console = Console()
@@ -164,14 +168,18 @@ def up(
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
     try:
         with ExitStack() as stack:
-            metrics, weights = run(folder, found, stack, console)
+            federation, metrics, weights = run(folder, found, stack, console)
+            if not stays:
+                stack.close()
+            write_durably(folder / WEIGHTS_FILE, weights, 0o644)
+            finish(folder, metrics, console)
+            measure(folder, console)
+            print_next(folder, console)
+            if stays:
+                stay(federation, console)
     except KeyboardInterrupt:
         console.print(f"stopped; `archipel up --folder {quote(str(folder))}` goes on", soft_wrap=True)
         raise
-    write_durably(folder / WEIGHTS_FILE, weights, 0o644)
-    finish(folder, metrics, console)
-    measure(folder, console)
-    print_next(folder, console)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -29,7 +29,9 @@ HOSTS = 4
 WEIGHTS_FILE = "weights.safetensors"
 
 
-def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[list[RoundMetrics], bytes]:
+def run(
+    folder: Path, plan: Plan, stack: ExitStack, console: Console
+) -> tuple[LocalFederation, list[RoundMetrics], bytes]:
     """Start server and devices, watch the task, and fetch the weights; `stack` ends the processes.
 
     Raises CommandError that says what failed; the same call goes on later.
@@ -51,7 +53,30 @@ def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[l
     task = federation.operator.tasks.get(task.task_id)
     if task.model is None:
         raise CommandError(f"task {task.task_id}: has no weights, although it has completed")
-    return metrics, federation.operator.weights.download(task.model)
+    return federation, metrics, federation.operator.weights.download(task.model)
+
+
+def stay(federation: LocalFederation, console: Console) -> None:
+    """Let server and devices go on until Ctrl-C, and tell why devices refuse rounds.
+
+    Raises CommandError where a process has ended.
+    """
+    token = federation.layout.operator_token
+    console.print(
+        f"\nserver and {len(federation.devices)} devices stay, for tasks and versions that you give them; Ctrl-C ends "
+        f"them\ndashboard: {federation.address}/dashboard/   (token: {token})\ncommand line: export "
+        f"ARCHIPEL_SERVER={federation.address} ARCHIPEL_TOKEN_FILE={quote(str(token))}",
+        soft_wrap=True, highlight=False, markup=False,
+    )  # fmt: skip
+
+    def tell(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    try:
+        while True:
+            federation.collect_events(timeout=0.5, on_refused=tell)
+    except KeyboardInterrupt:
+        tell("stopped; the same command starts server and devices again")
 
 
 def finish(folder: Path, metrics: Sequence[RoundMetrics], console: Console) -> None:

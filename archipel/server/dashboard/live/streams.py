@@ -62,9 +62,10 @@ def show_results(desk: Desk, task_id: str) -> dict[str, Any]:
     results = sorted(metrics.items, key=lambda each: (each.started, each.number))
     task = desk.ask("show_task", task_id=task_id)
     models = _models_for(desk, task)
+    known = _registered(desk, task) if models else set()
     return {
         "task": task,
-        "becomes": models[:MODELS],
+        "becomes": [name for name in models if name not in known][:MODELS],
         "makes_model": models == [] and desk.may("create_model") and _has_learned(task),
         "results": results,
         "cut": metrics.next is not None,
@@ -75,6 +76,12 @@ def show_results(desk: Desk, task_id: str) -> dict[str, Any]:
 
 def _has_learned(task: Any) -> bool:
     return task.kind == "training" and task.ended is not None and task.rounds_committed > 0 and task.model is not None
+
+
+def _registered(desk: Desk, task: Any) -> set[str]:
+    """Names of the models of which what the task has learned is a version already."""
+    place = desk.ask("show_progress", query={"rounds": 0}, task_id=task.task_id).model
+    return set() if place is None else {each.model for each in place.registered}
 
 
 def _models_for(desk: Desk, task: Any) -> list[str]:

@@ -180,10 +180,11 @@ def _rollout_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
     population = desk.ask("show_model", name=arguments["name"]).population
     found = desk.ask("list_populations", query={"limit": 500}).items
     enrolled = next((each.enrolled for each in found if each.name == population), 0)
-    small = enrolled < SMALL
-    # Of a small population half are in the first stage, and of these half have to come.
-    least, most = (max(2, enrolled // 4), max(2, enrolled // 2)) if small else (10, 100)
-    stages = "50 % for 1 h\n100 % for 1 h" if small else "5 % for 1 h\n25 % for 4 h\n100 % for 1 h"
+    stages, least, most = "5 % for 1 h\n25 % for 4 h\n100 % for 1 h", 10, 100
+    if enrolled < SMALL:
+        # A stage is drawn device by device, so of a few devices it can have fewer than its share.
+        first = 75 if enrolled < SMALL // 10 else 50
+        stages, least, most = f"{first} % for 1 h\n100 % for 1 h", max(2, enrolled // 8), max(2, enrolled // 4)
     return (
         Field("stages", "Stages", "stages", stages, required=True,
               hint="one in a line: the share of devices, and for how long before the gate decides"),
