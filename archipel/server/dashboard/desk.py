@@ -90,12 +90,17 @@ class Desk:
         answer = serve_call(route, Call(self.services, self.identity, decoded, raw, asked, key), arguments)
         return answer[0] if isinstance(answer, tuple) else answer
 
-    def check(self, name: str, body: Any) -> None:
-        """Raise InvalidRequestError unless `body` is the builtins of the route's request; nothing is asked yet."""
+    def check(self, name: str, body: Any) -> list[str]:
+        """What is likely to go wrong if the route is asked with `body`, builtins of its request; nothing is done yet.
+
+        Raises RefusalError as far as the API's refusal can be foreseen.
+        """
+        route = self._route(name)
         try:
-            msgspec.convert(body, self._route(name).request)
+            decoded = msgspec.convert(body, route.request)
         except msgspec.ValidationError as error:
             raise InvalidRequestError(str(error)) from None
+        return [] if route.foresee is None else route.foresee(Call(self.services, self.identity, decoded, b""))
 
     def call(self, name: str) -> Call[None]:
         """For a function beside the handler `name` that has no body: a call by this person, who may ask that route.

@@ -53,7 +53,8 @@ class Route:
     `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the content
     types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a
     device must be a participant of the round in the path. With `everywhere` a token must be for all populations.
-    With `download` it is a file that anyone gets, with limits of its own. The handler returns the response struct,
+    With `download` it is a file that anyone gets, with limits of its own. `foresee` refuses what the handler would
+    refuse, and tells what is likely to go wrong, without doing anything. The handler returns the response struct,
     encoded JSON (bytes), a pair of struct and status, or a Response.
     """
 
@@ -71,6 +72,7 @@ class Route:
     takes: str = ""
     gives: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    foresee: Callable[[Call[Any]], list[str]] | None = None
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from archipel.server.database.tables import BundleRow
 from archipel.server.rounds import aggregation
 from archipel.server.rounds.noise import ledger
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, central, equal_weights, model_of, run_round
+from tests.support.devices import POPULATION
 from tests.support.visitors import Visitor
 from tests.support.world import World
 
@@ -313,5 +315,14 @@ def test_who_makes_a_task_whose_noise_drowns_the_updates_is_told(noisy: World) -
     assert "Privacy noise drowns the updates: on the mean of 5 devices" in page
     noisy.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
     assert noisy.task(task["task_id"])["hints"] == []  # it is too late
+    # The dashboard's form tells it before there is a task.
+    form = {"name": "loud", "kind": "training", "population": POPULATION, "bundle": task["bundle"], "rounds": "12",
+            "cohort": "5", "min_cohort": "5", "privacy": "secure", "mode": "semi-synchronous",
+            "more": '{"differential_privacy": {"mechanism": "central", "noise_multiplier": 20.0}}'}  # fmt: skip
+    visitor, made = Visitor(noisy, noisy.operator_token), len(noisy.operator("GET", "/v1/tasks")[1]["items"])
+    answer = visitor.post("/dashboard/tasks/new", **form)
+    assert answer.status_code == 200
+    assert f"Privacy noise drowns the updates: on the {told[0]}" in html.unescape(answer.get_data(as_text=True))
+    assert len(noisy.operator("GET", "/v1/tasks")[1]["items"]) == made
     assert noisy.create_task(differential_privacy=central(0.002), rounds=12, cohort=5)["hints"] == []
     assert noisy.create_task(rounds=12, cohort=5)["hints"] == []

@@ -71,8 +71,8 @@ class Maker:
         try:
             body = self.body(desk, read_form(fields, form), arguments)
             if not form.get("sure"):
-                desk.check(self.route, body)
-                return self._review(desk, fields, form, arguments)
+                hints = desk.check(self.route, body)
+                return self._review(desk, fields, form, arguments, hints)
             taken: dict[str, Any] = {name: arguments[name] for name in self.takes}
             answer = desk.ask(self.route, body, key=form.get("key"), **taken)
         except RefusalError as error:
@@ -84,12 +84,12 @@ class Maker:
         return go_to(self.made(answer))
 
     def _review(
-        self, desk: Desk, fields: tuple[Field, ...], form: dict[str, str], arguments: dict[str, str]
+        self, desk: Desk, fields: tuple[Field, ...], form: dict[str, str], arguments: dict[str, str], hints: list[str]
     ) -> str:  # fmt: skip
         given = [(field, form.get(field.name, "").strip()) for field in fields]
         return rendering.render(
             "review.html", desk, title=self.title, given=[pair for pair in given if pair[1]],
-            key=secrets.token_urlsafe(24), back=self.back(arguments),
+            key=secrets.token_urlsafe(24), back=self.back(arguments), hints=hints,
         )  # fmt: skip
 
 

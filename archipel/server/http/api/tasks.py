@@ -44,6 +44,38 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     """Start training a bundle over a population, or put a question to it; once for each idempotency key."""
     services = call.services
     key, now = keyed(call), services.clock()
+    checked = _settle(call, now)
+    proposed = checked.kind != "training" and services.settings.query_approval
+    task = new_task(
+        checked,
+        task_id=key.id,
+        request_digest=key.digest,
+        now=now,
+        created_by=call.identity.actor,
+        proposed=proposed,
+    )
+    with services.database.write() as session:
+        # The id is made of the idempotency key, so a repeated request finds its task.
+        known = session.get(Task, key.id, with_for_update=True)
+        if known is not None:
+            key.require_same(known.request_digest)
+            return _info(call, session, known), 200
+        keep_weights(session, task.weights, error=InvalidRequestError)
+        add_task(session, task)
+        audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
+        return _info(call, session, task)
+
+
+def foresee_task(call: Call[TaskRequest]) -> list[str]:
+    """What its settings make likely to go wrong. Raises as `create_task`; nothing is written."""
+    checked = _settle(call, call.services.clock())
+    with call.services.database.read() as session:
+        return hints_of(session, checked)
+
+
+def _settle(call: Call[TaskRequest], now: float) -> TaskRequest:
+    """The request with all that the server chooses filled in. Raises ApiError where the task is not possible."""
+    services = call.services
     call.identity.require(call.body.population)
     _require_right(call.identity, call.body.kind)
     if call.body.evaluate_every is not None:
@@ -87,25 +119,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         check_first_plan(checked, manifest)
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
-    proposed = checked.kind != "training" and services.settings.query_approval
-    task = new_task(
-        checked,
-        task_id=key.id,
-        request_digest=key.digest,
-        now=now,
-        created_by=call.identity.actor,
-        proposed=proposed,
-    )
-    with services.database.write() as session:
-        # The id is made of the idempotency key, so a repeated request finds its task.
-        known = session.get(Task, key.id, with_for_update=True)
-        if known is not None:
-            key.require_same(known.request_digest)
-            return _info(call, session, known), 200
-        keep_weights(session, task.weights, error=InvalidRequestError)
-        add_task(session, task)
-        audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
-        return _info(call, session, task)
+    return checked
 
 
 def _require_right(identity: Identity, kind: str) -> None:
@@ -291,7 +305,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
 
 _TASKS = OPERATOR | ANALYST
 ROUTES = (
-    Route("POST", "/v1/tasks", _TASKS, create_task, TaskRequest, TaskInfo, status=201),
+    Route("POST", "/v1/tasks", _TASKS, create_task, TaskRequest, TaskInfo, status=201, foresee=foresee_task),
     Route("GET", "/v1/tasks", READ, list_tasks, response=TaskPage, query=TaskQuery),
     Route("GET", "/v1/tasks/<id:task_id>", READ, show_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/approve", ANALYST, approve_task, response=TaskInfo),
