@@ -11,6 +11,7 @@ from archipel.cli.input_output.remote import remote, result_line
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.advice import advise_on_failure, advise_on_refusals
 from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.operator.tasks import RoundInfo
 
@@ -62,7 +63,7 @@ def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
     archipel round show ROUND
     """
     info = client.rounds.get(round_id)
-    show(info, as_json, [*_head(info), "", *_devices(info), *_notes(info), *_result(info.result)])
+    show(info, as_json, [*_head(info), *_advice(info), "", *_devices(info), *_notes(info), *_result(info.result)])
 
 
 def _head(info: RoundInfo) -> list[str]:
@@ -84,6 +85,14 @@ def _head(info: RoundInfo) -> list[str]:
         "step": "-" if info.step_norm is None else f"{info.step_norm:.4g}",
     }
     return [f"{name:<12}{value}" for name, value in rows.items()]
+
+
+def _advice(info: RoundInfo) -> list[str]:
+    """What to do, where the round failed or devices refused it."""
+    failure = advise_on_failure(info.reason) if info.phase == "failed" else ""
+    told = [f"{reason}: {text}" for reason, text in advise_on_refusals(info.refused).items()]
+    lines = [*([failure] if failure else []), *told]
+    return ["", *(f"what to do  {line}" for line in lines)] if lines else []
 
 
 def _devices(info: RoundInfo) -> list[str]:

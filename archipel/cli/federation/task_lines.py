@@ -9,12 +9,14 @@ import msgspec
 
 from archipel.cli.input_output.remote import field_lines
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.advice import advise_on_failure, advise_on_refusals
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 
+_ADVICE = "what_to_do"
 _FIRST = (
     "name", "task_id", "kind", "population", "bundle",
     "state", "reason", "rounds_committed", "rounds", "under_way", "waiting", "waiting_for", "last_failure",
-    "failed_rounds", "spoiled_rounds", "search", "refused", "hints",
+    "failed_rounds", "spoiled_rounds", "search", "refused", _ADVICE, "hints",
     "model", "weights_deleted", "privacy_spent",
     "created", "created_by", "approved_by", "ended", "evaluates", "upstream",
 )  # fmt: skip
@@ -39,8 +41,15 @@ def task_lines(info: TaskInfo, *, everything: bool) -> list[str]:
         # The server has filled in those that nobody asked for: one line for all of them.
         deadlines = ", ".join(f"{phase} {seconds:g}" for phase, seconds in settings["deadlines"].items())
         settings = dict(_chosen(settings)) | {"deadlines": deadlines}
+    values[_ADVICE] = _advice(info)
     standing = {name: values[name] for name in _FIRST if values[name] or name in _ALWAYS or everything}
     return field_lines(standing | settings)
+
+
+def _advice(info: TaskInfo) -> dict[str, str]:
+    """What to do about the last round that failed, and about what devices said."""
+    failure = advise_on_failure(info.last_failure)
+    return ({"failure": failure} if failure else {}) | advise_on_refusals(info.refused)
 
 
 def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

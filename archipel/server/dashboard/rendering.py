@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from archipel import __version__
 from archipel.insight_page import script, styles
+from archipel.protocol.operator.advice import advise_on_failure, advise_on_reason
 from archipel.server.dashboard.desk import Desk
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def _environment() -> jinja2.Environment:
     )  # fmt: skip
     made.filters.update(
         number=write_number, size=write_size, span=write_span, when=write_time, short=shorten, tone=find_tone,
-        day=write_day, words=write_words, marked=mark_commands,
+        day=write_day, words=write_words, marked=mark_commands, advice=advise_on_failure, remedy=advise_on_reason,
     )  # fmt: skip
     made.globals["static"] = static_address
     return made

@@ -53,7 +53,11 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Wor
     assert all(f"{device.id}  updating" in shown for device in devices)
     assert f"{gone.id}  left" in shown
     assert "refused     kind 1\n" in shown
-    assert "  kind" in archipel("task", "show", task["task_id"])[0].partition("refused")[2]
+    told = archipel("task", "show", task["task_id"])[0]
+    assert "  kind" in told.partition("refused")[2]
+    advice = "their owners allow no tasks of this kind"
+    assert advice in told.partition("what_to_do")[2]
+    assert f"what to do  kind: {advice}" in shown
     found = json.loads(archipel("round", "show", row.split()[0], "--json")[0])
     assert found["result"]["metrics"]["loss"] == pytest.approx(0.5, rel=1e-6)
     assert sorted(found["survivors"]) == sorted(device.id for device in devices)

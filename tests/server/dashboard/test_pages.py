@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from archipel.protocol.messages import LeaveRequest
 from tests.support.devices import POPULATION
 from tests.support.visitors import Visitor, access_token
 from tests.support.world import World
@@ -144,3 +145,17 @@ def test_a_round_that_failed_lost_nobody_in_phases_that_it_did_not_come_to(world
     assert failed["phase"] == "failed"
     words = visitor.words(f"/dashboard/rounds/{failed['round_id']}")
     assert "advertising 1 3 sharing 0 – complaining 0 –" in words
+    for each in (words, visitor.words(f"/dashboard/tasks/{task['task_id']}")):
+        assert "What to do: devices went away or trained too long" in each
+
+
+def test_what_devices_said_comes_with_what_to_do(world: World, visitor: Visitor) -> None:
+    task = world.create_task(cohort=4)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    for device in devices[:2]:
+        assert device.call("POST", f"{device.round}/leave", LeaveRequest(reason="data"))[0] == 200
+    world.settle()
+    (failed,) = world.rounds(task["task_id"])
+    assert "data 2 their examples do not fit the model" in visitor.words(f"/dashboard/tasks/{task['task_id']}")
+    assert "data. What to do: their examples do not fit" in visitor.words(f"/dashboard/rounds/{failed['round_id']}")
