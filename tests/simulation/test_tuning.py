@@ -244,6 +244,23 @@ def test_mistakes_name_the_setting(table: dict[str, Any], text: str) -> None:
     assert text in str(told.value)
 
 
+def test_all_mistakes_of_a_table_are_told_at_once() -> None:
+    table = {
+        "trials": 0, "pruner": "median", "lr": {"low": 1.0, "hihg": 0.5}, "rounds": [5, 10], "strategy": {"mu": [0.1]},
+    }  # fmt: skip
+    with pytest.raises(SimulationError) as told:
+        read_tuning(table)
+    lines = str(told.value).split("\n  ")
+    names = [line.partition(":")[0] for line in lines[1:]]
+    # A value that msgspec does not take keeps it from what the struct itself checks.
+    assert (lines[0], names) == (f"{len(names)} mistakes", ["tune.lr", "tune.lr", "tune.rounds", "tune.pruner"])
+    with pytest.raises(SimulationError) as told:
+        read_tuning({**table, "pruner": "none"})
+    assert [line.partition(":")[0] for line in str(told.value).split("\n  ")[1:]] == [
+        "tune.lr", "tune.lr", "tune.rounds", "tune.trials", "tune.strategy.mu",
+    ]  # fmt: skip
+
+
 def test_what_cannot_be_tuned_is_told(run: Any, write: Write) -> None:
     with pytest.raises(SimulationError, match=r"tune\.metric: no 'test f1'; there are test loss"):
         tune(run, asked(metric="test f1"), rounds=ROUNDS)

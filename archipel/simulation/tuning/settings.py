@@ -10,6 +10,7 @@ import msgspec
 
 from archipel.errors import SimulationError
 from archipel.protocol import written
+from archipel.protocol.mistakes import Mistakes, split, tell
 
 Value = float | int | str | bool
 
@@ -70,15 +71,18 @@ class TuneSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reduction: int = 3
 
     def __post_init__(self) -> None:
+        mistakes = Mistakes()
         if not self.ranges:
-            raise SimulationError("tune: has no range; give lr = { low = 0.001, high = 1.0, log = true }, say")
+            mistakes.add(SimulationError("tune: has no range; give lr = { low = 0.001, high = 1.0, log = true }, say"))
         for name, least in (("trials", 1), ("budget", 1), ("least_rounds", 1), ("reduction", 2)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise SimulationError(f"tune.{name}: {value!r} is not a whole number of {least} or more")
+                mistakes.add(SimulationError(f"tune.{name}: {value!r} is not a whole number of {least} or more"))
         for name, values in self.ranges.items():
             if not isinstance(values, Range) and len({repr(value) for value in values}) != max(len(values), 2):
-                raise SimulationError(f"tune.{name}: give two or more different values to choose from, got {values!r}")
+                text = f"tune.{name}: give two or more different values to choose from, got {values!r}"
+                mistakes.add(SimulationError(text))
+        mistakes.tell(SimulationError)
 
 
 _OWN = tuple(name for name in TuneSettings.__struct_fields__ if name != "ranges")
@@ -87,29 +91,44 @@ _OWN = tuple(name for name in TuneSettings.__struct_fields__ if name != "ranges"
 def read_tuning(table: Mapping[str, Any]) -> TuneSettings:
     """The table [tune] of a federation's file: fields of TuneSettings, and everything else is a range.
 
-    Raises SimulationError that names the field.
+    Raises SimulationError that names each field with a mistake.
     """
     own = {name: table[name] for name in _OWN if name in table}
     ranges: dict[str, Any] = {}
+    mistakes = Mistakes()
     for name, value in _leaves({name: value for name, value in table.items() if name not in own}, ""):
-        if not isinstance(value, dict | list):
-            raise SimulationError(
-                f"tune.{name}: expected a range such as {{ low = 0.001, high = 1.0, log = true }}, or a list of values"
-            )
         try:
-            ranges[name] = written.convert(value, Range) if isinstance(value, dict) else value
+            ranges[name] = _read_range(name, value)
         except (ValueError, SimulationError) as error:
-            raise SimulationError(f"tune.{name}: {error}") from None
-        if isinstance(value, list) and any(not isinstance(each, Value) for each in value):
-            raise SimulationError(f"tune.{name}: expected numbers or texts to choose from, got {value!r}")
-    for name in ranges:
-        if name.partition(".")[0] in ("rounds", "run", "tune"):
-            raise SimulationError(f"tune.{name}: decides how a trial runs, and cannot be tuned")
+            mistakes.add(SimulationError(tell([f"tune.{name}: {each}" for each in split(str(error))])))
+            ranges[name] = _ANY  # what else is wrong is told, too
     try:
         # Written ranges are structs already, and a struct converts to itself.
-        return written.convert({**own, "ranges": ranges}, TuneSettings)
+        settings = written.convert({**own, "ranges": ranges}, TuneSettings)
+    except SimulationError as error:
+        mistakes.add(error)
     except ValueError as error:
-        raise SimulationError(f"tune.{error}") from None
+        # What the struct itself says has its name already.
+        texts = [each if each.startswith("tune.") else f"tune.{each}" for each in split(str(error))]
+        mistakes.add(SimulationError(tell(texts)))
+    mistakes.tell(SimulationError)
+    return settings
+
+
+_ANY = Range(low=0.0, high=1.0)
+
+
+def _read_range(name: str, value: Any) -> Range | list[Value]:
+    """Raises SimulationError or ValueError without the field's name."""
+    if name.partition(".")[0] in ("rounds", "run", "tune"):
+        raise SimulationError("decides how a trial runs, and cannot be tuned")
+    if isinstance(value, dict):
+        return written.convert(value, Range)
+    if not isinstance(value, list):
+        raise SimulationError("expected a range such as { low = 0.001, high = 1.0, log = true }, or a list of values")
+    if any(not isinstance(each, Value) for each in value):
+        raise SimulationError(f"expected numbers or texts to choose from, got {value!r}")
+    return value
 
 
 def _leaves(table: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
