@@ -310,7 +310,7 @@ class Agent:
             if answer.set_aside is not None and answer.set_aside != self._set_aside:
                 self._emit("set_aside", {"until": moment(answer.set_aside.until), "reason": answer.set_aside.reason})
             self._set_aside = answer.set_aside
-            self._emit("waiting", {"retry_after": wait})
+            self._emit("waiting", self._until_next(wait))
             return Outcome("waiting", wait, reason="" if self._set_aside is None else self._set_aside.reason)
         why = why_expired(plan, time.time(), transport.server_time()) or self._device.journal.why_old(plan)
         if why:
@@ -326,6 +326,16 @@ class Agent:
             with suppress(UnreachableError, RefusedError):
                 self._adoption.consider(answer.offers, session, with_allowed_publishers(record, self.config))
         return outcome
+
+    def _until_next(self, wait: float) -> dict[str, str | float]:
+        """In how many seconds the agent comes again, for its owner: also where it is silent because of a version."""
+        silence = self._adoption.remaining_silence()
+        if silence <= 0:
+            return {"retry_after": wait}
+        return {
+            "retry_after": round(wait + silence, 1),
+            "reason": "silent after it has looked at a version",
+        }
 
     def _has_been_in(self, plan: RoundPlan) -> bool:
         """Whether this device has sent something in the round already; it must not take part in it again."""

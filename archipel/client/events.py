@@ -25,6 +25,7 @@ class Event:
 
         trained          `examples`, `steps`, `loss` and `seconds`
         masked           `bytes` to upload
+        waiting          `retry_after`: seconds until it comes again; a `reason` where that is its own
         paused, dropped, refused   the `reason`
         rotated          `number`: how often the key was replaced so far
         set_aside        the server takes this device into no round `until` that time (UTC), with the `reason`; emitted
