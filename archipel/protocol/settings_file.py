@@ -67,7 +67,7 @@ def load(
         given: settings by name that the caller overrides.
         only_given: settings that neither the file nor the environment may set, each with the reason.
 
-    Raises ValueError with one line, also for ArchipelErrors that the structs themselves raise.
+    Raises ValueError with one line that tells all mistakes, also for ArchipelErrors that the structs themselves raise.
     """
     hook = partial(_read_path, path.parent)
     values = _read(path, remedy)
@@ -76,7 +76,8 @@ def load(
             raise ValueError(f"{path}: {name!r} {reason}")
     # By setting, which variable set it: only there can an error that `convert` finds later be mended.
     sources: dict[str, str] = {}
-    for place, variable, value in _from_environment(environment, prefix, kind, only_given or {}, hook):
+    named: list[str] = []
+    for place, variable, value in _from_environment(environment, prefix, kind, only_given or {}, hook, named):
         table = values.setdefault(place.table, {}) if place.table else values
         if not isinstance(table, dict):
             raise ValueError(f"{path}: {place.table}: expected a table, [{place.table}]")
@@ -86,15 +87,17 @@ def load(
     for name, value in (given or {}).items():
         values[name] = written.convert_one(name, value, hints[name], hook) if name in hints else value
     try:
-        return written.convert(values, kind, hook)
+        settings = written.convert(values, kind, hook)
     except (ValueError, ArchipelError) as error:
-        named, unnamed = [], True
+        unnamed = True
         for text in (" ".join(each.split()) for each in split(str(error))):
             # The file's name once, and before what comes from elsewhere the name of that.
             source = _source(text, sources) or (str(path) if unnamed else "")
             unnamed = unnamed and source != str(path)
             named.append(f"{source}: {text}" if source else text)
-        raise ValueError("; ".join(named)) from None
+    if named:
+        raise ValueError("; ".join(named))
+    return settings
 
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:
@@ -118,20 +121,31 @@ def _read(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _from_environment(
-    environment: Mapping[str, str], prefix: str, kind: type[T], besides: Mapping[str, str], hook: written.Hook
+    environment: Mapping[str, str],
+    prefix: str,
+    kind: type[T],
+    besides: Mapping[str, str],
+    hook: written.Hook,
+    wrong: list[str],
 ) -> Iterator[tuple[Place, str, Any]]:
+    """What variables set; what is wrong with others goes to `wrong`."""
     known = {place.variable(prefix): place for place in _places(kind) if place.dotted not in besides}
     for variable, text in environment.items():
         if not variable.startswith(prefix):
             continue
         if variable not in known:
             hint = written.suggest(variable, sorted(known))
-            raise ValueError(f"environment variable {variable}: no such setting; {hint}")
-        place = known[variable]
-        # Not strict below: the text of a number or a boolean counts as one.
-        name = f"environment variable {variable}"
-        raw: object = _items(text, name) if place.listed else text
-        yield place, variable, written.convert_one(name, raw, place.kind, hook, strict=False)
+            wrong.append(f"environment variable {variable}: no such setting; {hint}")
+            continue
+        place, name = known[variable], f"environment variable {variable}"
+        try:
+            raw: object = _items(text, name) if place.listed else text
+            # Not strict: the text of a number or a boolean counts as one.
+            value = written.convert_one(name, raw, place.kind, hook, strict=False)
+        except ValueError as error:
+            wrong.append(str(error))
+        else:
+            yield place, variable, value
 
 
 def _items(text: str, name: str) -> list[Any]:

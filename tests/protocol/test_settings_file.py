@@ -113,6 +113,17 @@ def test_what_is_wrong(file: Path, text: str, environment: dict[str, str], given
     assert "\n" not in str(error.value)
 
 
+def test_all_mistakes_are_told_whatever_they_are_in(file: Path) -> None:
+    file.write_text("wats = 3\n[lamp]\nwatts = 0")
+    with pytest.raises(ValueError) as error:
+        read(file, {"HOUSE_ROOMS": "0", "HOUSE_ROMS": "1", "HOUSE_LAMP_COLOURS": "[a"})
+    told = str(error.value).split("; ")
+    for start in ("environment variable HOUSE_ROOMS: expected", "environment variable HOUSE_ROMS: no such setting",
+                  "environment variable HOUSE_LAMP_COLOURS: what begins with [", f"{file}: unknown field 'wats'",
+                  "lamp.watts: expected"):  # fmt: skip
+        assert len([each for each in told if each.startswith(start)]) == 1, (start, told)
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"house.toml: cannot be read \(No such file or directory\); write one$"):
         read(tmp_path / "house.toml")
