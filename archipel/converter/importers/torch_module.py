@@ -233,6 +233,8 @@ def _why(name: str, error: BaseException, dynamic_batch: bool) -> str:
         error = error.__cause__
     first = _first_line(error)
     hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
+    if "data-dependent" in first:
+        hint = "; forward decides by values in Python, of which a graph knows nothing: use torch.where or torch.cond"
     return f"{name} cannot be exported: {first}{hint}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from archipel.cli.start.up.sources import told_reason
 from archipel.simulation import load_federation
@@ -131,6 +132,8 @@ def test_a_template_takes_float64_and_tells_which_layer_does_not_fit(tmp_path: P
     data = {"x": np.zeros((6, 5)), "y": np.arange(6)}
     model, example = made["fit_model"](data)
     assert str(example.dtype) == "torch.float32"
+    assert model(example).shape == (2, 6)
+    model, example = made["fit_model"]({"x": torch.zeros(6, 5), "y": torch.arange(6)})
     assert model(example).shape == (2, 6)
     exec(text.replace("nn.ReLU()", "nn.Linear(7, 32)"), made)
     with pytest.raises(RuntimeError, match=r"cannot be multiplied \(2x32 and 7x32\)"):

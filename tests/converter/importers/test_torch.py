@@ -146,7 +146,7 @@ REFUSED = {
         {},
         r"does not run on the example, float32\[3, 5\]: .*; give examples as the model takes them",
     ),
-    "data-dependent": (Branches(), torch.zeros(2, 2), {}, "Branches cannot be exported: .*dynamic_batch=False"),
+    "data-dependent": (Branches(), torch.zeros(2, 2), {}, "Branches cannot be exported: .*; forward decides by values"),
     "fixed batch": (
         Fixed(),
         torch.zeros(2, 6),
