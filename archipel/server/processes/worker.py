@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import selectors
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,9 @@ CLOSING = 16
 """So many connections wait at once for their clients to close them, at most 2 s each; further ones do not wait."""
 SILENT_SECONDS = 2.0
 """When the process is to end, a connection on which nothing has come is closed after this time."""
+SWITCH_SECONDS = 0.001
+"""After so long a thread lets another one run that waits for the interpreter; Python's own 5 ms are longer than most
+requests take, which wait several times for each other."""
 _GONE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _NO_FILES_SECONDS = 0.05
@@ -44,6 +48,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         """Called in the new process; serves until it ends."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._closers = ThreadPoolExecutor(CLOSING, thread_name_prefix="closing")
         self._places = threading.Semaphore(CLOSING)
         super().init_process()
