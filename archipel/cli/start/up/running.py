@@ -72,9 +72,17 @@ def stay(federation: LocalFederation, console: Console) -> None:
     def tell(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    told: set[str] = set()
+
+    def tell_once(text: str) -> None:
+        # A device refuses each round for the same reason until somebody has mended it.
+        if text not in told:
+            told.add(text)
+            tell(text)
+
     try:
         while True:
-            federation.collect_events(timeout=0.5, on_refused=tell)
+            federation.collect_events(timeout=0.5, on_refused=tell_once)
     except KeyboardInterrupt:
         tell("stopped; the same command starts server and devices again")
 
