@@ -30,4 +30,6 @@ def test_each_phase_of_the_page_has_an_advice(phase: str) -> None:
 def test_the_page_has_the_phases_that_wait_for_devices() -> None:
     assert {*PHASES} == {"assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking",
                          "updating"}  # fmt: skip
-    assert advise_on_failure("3 of 8 devices left the round in phase advertising, 6 needed") == ""
+    left = "3 of 8 devices left the round in phase advertising, 6 needed"
+    assert advise_on_failure(left) == "look at what the devices gave as their reason"
+    assert advise_on_failure("the sum was not ready in time") == ""

@@ -44,6 +44,8 @@ def advise_on_failure(reason: str) -> str:
         advise_on_failure("2 masked updates arrived by the deadline of phase masking, 3 needed")
         # 'devices went away, or upload too slowly: `compress`, or a longer `deadlines.masking`'
     """
+    if " left the round in phase " in reason:
+        return "look at what the devices gave as their reason"
     match = _MISSED.search(reason)
     return "" if match is None else _OF_PHASES.get(match[1], "")
 

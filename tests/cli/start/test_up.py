@@ -257,7 +257,7 @@ def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
     print_next(folder, console)
     assert isinstance(console.file, io.StringIO)
     commands = [shlex.split(line) for line in console.file.getvalue().splitlines() if line.startswith("  archipel ")]
-    assert [words[1] for words in commands] == ["export", "run", "inspect", "serve", "device"]
+    assert [words[1] for words in commands] == ["export", "run", "inspect", "up", "serve", "device"]
     key, bundle = str(folder / "keys/publisher.pub"), str(folder / "model.bundle")
     assert commands[0][2:] == [
         bundle,
@@ -270,8 +270,9 @@ def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
     ]
     assert commands[1][-3:] == ["--input", str(folder / "held-out.npz"), "--evaluate"]
     assert commands[1][commands[1].index("--weights") + 1] == str(folder / "weights.safetensors")
-    assert commands[3][-1] == str(folder / "server")
-    assert commands[4][-1] == str(folder / "devices/1/device.toml")
+    assert commands[3][2:] == ["--folder", str(folder), "--stay"]
+    assert commands[4][-1] == str(folder / "server")
+    assert commands[5][-1] == str(folder / "devices/1/device.toml")
 
 
 def test_rounds_without_metrics_have_no_curves(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visit
     assert f'name="population" value="{POPULATION}"' in visitor.page("/dashboard/new-model")  # the only one
     model = fill(visitor, "/dashboard/new-model", name="digits", population=POPULATION)
     assert model == "/dashboard/models/digits"
+    nobody = "No device is enrolled in the population"
+    assert nobody not in visitor.words(model)
+    assert nobody in visitor.words(fill(visitor, "/dashboard/new-model", name="typo", population="pupil"))
     # The first characters will do, as pages show no more of them.
     first = fill(visitor, f"{model}/register", bundle=bundle[:8])
     assert f'href="{model}/register?task_id={task_id}"' in visitor.page(task)

@@ -174,7 +174,7 @@ def up(
             write_durably(folder / WEIGHTS_FILE, weights, 0o644)
             finish(folder, metrics, console)
             measure(folder, console)
-            print_next(folder, console)
+            print_next(folder, console, stays)
             if stays:
                 stay(federation, console)
     except KeyboardInterrupt:

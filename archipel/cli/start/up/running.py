@@ -72,9 +72,17 @@ def stay(federation: LocalFederation, console: Console) -> None:
     def tell(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    told: set[str] = set()
+
+    def tell_once(text: str) -> None:
+        # A device refuses each round for the same reason until somebody has mended it.
+        if text not in told:
+            told.add(text)
+            tell(text)
+
     try:
         while True:
-            federation.collect_events(timeout=0.5, on_refused=tell)
+            federation.collect_events(timeout=0.5, on_refused=tell_once)
     except KeyboardInterrupt:
         tell("stopped; the same command starts server and devices again")
 
@@ -122,8 +130,8 @@ def measure(folder: Path, console: Console) -> None:
     console.print(f"on {after.count} held-out examples: {gains}", soft_wrap=True, highlight=False)
 
 
-def print_next(folder: Path, console: Console) -> None:
-    """The commands that come next."""
+def print_next(folder: Path, console: Console, stays: bool = False) -> None:
+    """The commands that come next; `stays`: server and devices go on, so none starts them."""
     device = Path("devices", "1", "device.toml")
     bundle, weights, server, own = (quote(str(folder / name)) for name in (BUNDLE_FILE, WEIGHTS_FILE, "server", device))
     public = Layout(folder).publisher_key
@@ -134,6 +142,13 @@ def print_next(folder: Path, console: Console) -> None:
         "predict with what the devices learned (without --weights: with what they began from):",
         f"  archipel run {bundle}{key} --weights {weights} --input {quote(str(held_out))} --evaluate",
     )
+    again = (
+        "start server and devices again, for the dashboard, tasks and versions:",
+        f"  archipel up --folder {quote(str(folder))} --stay",
+        "take the federation apart (docs/quickstart.md):",
+        f"  archipel serve start {server}",
+        f"  archipel device run {own}",
+    )
     for line in (
         f"result: {folder / WEIGHTS_FILE}",
         "",
@@ -142,8 +157,6 @@ def print_next(folder: Path, console: Console) -> None:
         *(predict if held_out.exists() else ()),
         "see what is in it:",
         f"  archipel inspect {bundle}{key}",
-        "take the federation apart (docs/quickstart.md):",
-        f"  archipel serve start {server}",
-        f"  archipel device run {own}",
+        *(() if stays else again),
     ):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -38,7 +38,16 @@ def show_model(desk: Desk, name: str) -> str:
         more_rollouts=rollouts.next is not None,
         actions=[each for each in offered(desk, "model", model) if goes_back or each.name != "rollback"],
         told=told(desk, "model"), registers=desk.may("register_version"),
+        deserted=_is_deserted(desk, model.population),
     )  # fmt: skip
+
+
+def _is_deserted(desk: Desk, population: str) -> bool:
+    """Whether no device is enrolled in the population, as where its name is misspelled."""
+    if not desk.may("list_populations"):
+        return False
+    found = desk.ask("list_populations", query={"limit": 500})
+    return found.next is None and not any(each.name == population and each.enrolled for each in found.items)
 
 
 def show_version(desk: Desk, name: str, number: str) -> str:
