@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.devices import POPULATION
@@ -134,11 +136,17 @@ def test_a_form_that_is_sent_twice_makes_one_thing(world: World, visitor: Visito
 
 def test_a_rollout_with_a_gate(world: World, visitor: Visitor) -> None:
     Fleet(world).create(2)
-    rollout = fill(
-        visitor, "/dashboard/models/digits/versions/2/rollout", stages="50% 60\n100 30 s", metric="accuracy",
-        better="higher", range="1", max_loss="0.05", min_devices="3", max_devices="3", privacy="plain",
-        seconds="600",
-    )  # fmt: skip
+    form = {"stages": "50% 60\n100 30 s", "metric": "accuracy", "better": "higher", "range": "1", "max_loss": "0.05",
+            "min_devices": "3", "max_devices": "3", "privacy": "plain", "seconds": "600"}  # fmt: skip
+    path = "/dashboard/models/digits/versions/2/rollout"
+    # Who asks for more than there are is told before it begins.
+    world.add_devices(2)
+    few = "The first stage would be rolled back: "
+    assert re.search(few + "[0-2] devices? (is|are) eligible, its evaluation needs 3;", visitor.post(path, **form).text)
+    world.add_devices(30)
+    assert few not in visitor.post(path, **form).text
+    assert world.operator("GET", "/v1/rollouts")[1]["items"] == []
+    rollout = fill(visitor, path, **form)
     shown = world.operator("GET", f"/v1/rollouts/{rollout.rsplit('/', 1)[1]}")[1]
     assert {name: shown["gate"][name] for name in GATE} == GATE
     assert [(each["percent"], each["soak_seconds"]) for each in shown["stages"]] == [(50, 60), (100, 30)]

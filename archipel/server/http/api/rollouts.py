@@ -23,6 +23,7 @@ from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.registry import rollouts, stage_evaluations
 from archipel.server.registry.rollout_views import describe_rollouts
 from archipel.server.registry.rollout_waiting import explain
+from archipel.server.registry.stage_devices import too_few
 from archipel.server.registry.versions import find_model, find_version
 from archipel.server.rounds import weights_log
 from archipel.server.storage.blob_rows import keep_weights
@@ -40,45 +41,66 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
         if known is not None:
             key.require_same(known.request_digest)
             return _info(call, session, known), 200
-        promoted, version = _versions(session, model, request)
-        try:
-            _check_stages(request)
-            fewest = request.gate.min_devices if isinstance(request.gate, Gate) else None
-            smallest = call.services.settings.smallest_answer
-            # Without a gate nothing depends on a number of devices, and this only checks the expression.
-            check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
-            most = call.services.settings.max_update_bytes
-            stage_evaluations.check_version(session, model, version.number, now)
-            stage_evaluations.check_evaluations(session, request, version, promoted, model.population, most, now)
-        except ArchipelError as error:
-            raise refuse(422, f"the rollout is not possible: {error}") from None
-        keep_weights(session, version.weights)
-        # A gate's evaluation is a query. Whoever chooses its devices by an eligibility must have the right to run one.
-        if fewest is not None and reads_attributes(request.eligibility) and call.identity.role not in ANALYST:
-            raise refuse(403, "a gate over devices with an eligibility is a query of them: an admin may ask it")
-        made = Rollout(
-            rollout_id=key.id,
-            model=model.name,
-            population=model.population,
-            version=version.number,
-            baseline=promoted.number,
-            eligibility=request.eligibility,
-            salt=secrets.token_hex(SALT_BYTES),
-            request=msgspec.json.encode(request),
-            request_digest=key.digest,
-            reason="",
-            created_by=call.identity.actor,
-            created=now,
-        )
+        made = _checked(call, session, model, now)
+        made.rollout_id, made.request_digest = key.id, key.digest
+        keep_weights(session, session.get_one(ModelVersion, (model.name, made.version)).weights)
         rollouts.begin(session, made, now)
         # Going back to earlier weights needs an entry in the log, or devices would refuse them.
-        if version.number < promoted.number:
-            weights_log.go_back(session, call.services.settings.private_key, model.name, version.number)
+        if made.version < made.baseline:
+            weights_log.go_back(session, call.services.settings.private_key, model.name, made.version)
         audit.append(
             session, now, call.identity.actor, "rollout.create", made.rollout_id,
-            version=f"{model.name}/{version.number}", percent=made.percent,
+            version=f"{model.name}/{made.version}", percent=made.percent,
         )  # fmt: skip
         return _info(call, session, made), 201
+
+
+def foresee_rollout(call: Call[RolloutRequest]) -> list[str]:
+    """Whether the first stage has too few devices for its gate, as these happen to be drawn. Raises as
+    `create_rollout`; nothing is written."""
+    now, request, settings = call.services.clock(), call.body, call.services.settings
+    with call.services.database.read() as session:
+        model = find_model(session, call.identity, request.model, error=InvalidRequestError)
+        made = _checked(call, session, model, now)
+        if not isinstance(request.gate, Gate):
+            return []
+        made.rollout_id, made.stage, made.percent = secrets.token_hex(16), 1, request.stages[0].percent
+        task = stage_evaluations.make_task(session, made, request.gate, "candidate", now, settings)
+        ends = now + request.stages[0].soak_seconds + request.gate.seconds
+        few = too_few(session, task, by=ends, smallest=settings.smallest_answer)
+    return [f"the first stage would be rolled back: {few}"] if few else []
+
+
+def _checked(call: Call[RolloutRequest], session: Session, model: Model, now: float) -> Rollout:
+    """What the request asks for, not stored and without a stage. Raises ApiError where it is not possible."""
+    request = call.body
+    promoted, version = _versions(session, model, request)
+    fewest = request.gate.min_devices if isinstance(request.gate, Gate) else None
+    try:
+        _check_stages(request)
+        smallest = call.services.settings.smallest_answer
+        # Without a gate nothing depends on a number of devices, and this only checks the expression.
+        check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
+        most = call.services.settings.max_update_bytes
+        stage_evaluations.check_version(session, model, version.number, now)
+        stage_evaluations.check_evaluations(session, request, version, promoted, model.population, most, now)
+    except ArchipelError as error:
+        raise refuse(422, f"the rollout is not possible: {error}") from None
+    # A gate's evaluation is a query. Whoever chooses its devices by an eligibility must have the right to run one.
+    if fewest is not None and reads_attributes(request.eligibility) and call.identity.role not in ANALYST:
+        raise refuse(403, "a gate over devices with an eligibility is a query of them: an admin may ask it")
+    return Rollout(
+        model=model.name,
+        population=model.population,
+        version=version.number,
+        baseline=promoted.number,
+        eligibility=request.eligibility,
+        salt=secrets.token_hex(SALT_BYTES),
+        request=msgspec.json.encode(request),
+        reason="",
+        created_by=call.identity.actor,
+        created=now,
+    )
 
 
 def list_rollouts(call: Call[None]) -> RolloutPage:
@@ -182,7 +204,16 @@ def _info(call: Call[Any], session: Session, rollout: Rollout) -> RolloutInfo:
 _ROLLOUT = "/v1/rollouts/<id:rollout_id>"
 
 ROUTES = (
-    Route("POST", "/v1/rollouts", OPERATOR, create_rollout, RolloutRequest, RolloutInfo, status=201),
+    Route(
+        "POST",
+        "/v1/rollouts",
+        OPERATOR,
+        create_rollout,
+        RolloutRequest,
+        RolloutInfo,
+        status=201,
+        foresee=foresee_rollout,
+    ),
     Route("GET", "/v1/rollouts", READ, list_rollouts, response=RolloutPage, query=RolloutQuery),
     Route("GET", _ROLLOUT, READ, show_rollout, response=RolloutInfo),
     Route("POST", f"{_ROLLOUT}/pause", OPERATOR, pause_rollout, response=RolloutInfo),
