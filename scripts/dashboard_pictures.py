@@ -19,7 +19,7 @@ from playwright.sync_api import Page
 
 from tests.support.busy_server import fill_server
 from tests.support.database import migrated_database
-from tests.support.devices import POPULATION, Keys
+from tests.support.devices import Keys
 from tests.support.fixtures.chromium import launch
 from tests.support.fixtures.dashboard import SIZES, Scheme, Size, served_world, tab
 from tests.support.fixtures.insight import publish
@@ -73,9 +73,10 @@ def main(arguments: list[str]) -> None:
 
 def add_network(world: World, folder: Path) -> str:
     """A model with a network whose inside is worth a look; the path of that page."""
-    digest = publish(world, sign_cnn(folder, world.keys.publisher, "letters"))
+    # In a population of its own, or trainings of the other one would be offered to it.
+    digest = publish(world, sign_cnn(folder, world.keys.publisher, "letters"), "writers")
     fleet = Fleet(world)
-    fleet.post("models", {"name": "letters", "population": POPULATION}, 201)
+    fleet.post("models", {"name": "letters", "population": "writers"}, 201)
     fleet.post("models/letters/versions", {"bundle": digest}, 201)
     return "/dashboard/models/letters/versions/1/insight"
 
