@@ -113,6 +113,9 @@ def test_mistakes_are_told(tmp_path: Path, archipel: Command) -> None:
          ", line 2: ZeroDivisionError: division by zero"),
         ("try:\n    1 / 0\nexcept Exception:\n    raise OSError('second')", ", line 4: OSError: second"),
         ("x = = 1", ", line 1: SyntaxError: invalid syntax"),
+        ("raise ValueError('Could not guard on data-dependent expression')",
+         ", line 1: ValueError: Could not guard on data-dependent expression (forward decides by values in Python, of "
+         "which a graph knows nothing: use torch.where)"),
         ("raise SystemExit('no data here')", ": no data here"),
         ("raise SystemExit(3)", ""),
     ],

@@ -70,6 +70,12 @@ def check_same(folder: Path, found: Plan, given: Mapping[str, object], model: Pa
         )
 
 
+_HINTS = {
+    "data-dependent": " (forward decides by values in Python, of which a graph knows nothing: use torch.where)",
+}
+"""What to do, by a word of an error of a library."""
+
+
 def _write_sources() -> None:
     """Call federation.py, which writes model and data. Raises CommandError."""
     click.echo(f"{PROGRAM_FILE}: writes {MODEL_FILE} and {DATA_FILE}")
@@ -83,7 +89,8 @@ def told_reason(errors: str) -> str:
     """The line of federation.py where an error arose and the error, of what Python has written to stderr.
 
     It is the first error of a chain, since PyTorch's exporter, which comes last, only says that it did not succeed.
-    Returns ", line N: ERROR", or ": ERROR" where no line is known; empty for an empty text.
+    Returns ", line N: ERROR", or ": ERROR" where no line is known, and what to do about errors that do not say it
+    themselves; empty for an empty text.
     """
     first = errors.split("\nThe above exception was the direct cause of the following exception:\n")[0]
     _, begins, trace = first.rpartition("Traceback (most recent call last):\n")
@@ -93,4 +100,5 @@ def told_reason(errors: str) -> str:
     # Below the frames, which are indented. An error of syntax has no such head, and its line is the last.
     error = next((at for at, line in enumerate(lines) if begins and not line.startswith(" ")), len(lines) - 1)
     own = re.findall(rf'^  File "(?:.*/)?{re.escape(str(PROGRAM_FILE))}", line (\d+)', "\n".join(lines[:error]), re.M)
-    return f"{f', line {own[-1]}' if own else ''}: {lines[error]}"
+    hint = next((hint for word, hint in _HINTS.items() if word in lines[error]), "")
+    return f"{f', line {own[-1]}' if own else ''}: {lines[error]}{hint}"
