@@ -192,14 +192,13 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
             pytest.param(page, marks=pytest.mark.slow)
             for page in (
                 "docs/python_functions.md",
-                "docs/queries.md",
                 "docs/importing.md",
                 "docs/insight.md",
                 CARDS,
                 PREPROCESSING,
                 "docs/robust.md",
                 "docs/strategies.md",
-                TASKS,
+                *(page for page in TASKS if any(language == "python" for language, *_ in blocks(page))),
             )
         ),
     ],
