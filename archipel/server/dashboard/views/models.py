@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from archipel.bundle.card import ModelCard
 from archipel.errors import InvalidRequestError
 from archipel.server.dashboard import rendering
 from archipel.server.dashboard.actions import offered
@@ -53,11 +54,11 @@ def _is_deserted(desk: Desk, population: str) -> bool:
 def show_version(desk: Desk, name: str, number: str) -> str:
     """One version."""
     version = desk.ask("show_version", name=name, number=number)
-    size, card = look_into(desk, version.bundle)
+    content = look_into(desk, version.bundle)
     model = desk.ask("show_model", name=name)
     can_roll = desk.may("create_rollout") and model.promoted not in (None, version.number)
     return rendering.render(
-        "version.html", desk, version=version, model=model, size=size, card=card,
+        "version.html", desk, version=version, model=model, size=content.size, card=content.card,
         actions=offered(desk, "version", version), told=told(desk, "version"),
         rolls=can_roll and version.state != "rejected" and model.rollout_id is None, creates=desk.may("create_task"),
         looks=desk.may("download_bundle", "download_blob"),
@@ -73,19 +74,21 @@ def compare(desk: Desk, name: str) -> str:
     if len(numbers) > MOST_COMPARED:
         raise InvalidRequestError(f"versions: {len(numbers)} of them, but {MOST_COMPARED} are the most side by side")
     shown = [desk.ask("show_version", name=name, number=each) for each in numbers]
-    sizes = [look_into(desk, each.bundle)[0] for each in shown]
-    measured = [_measured(each) for each in shown]
+    contents = [look_into(desk, each.bundle) for each in shown]
+    measured = [_measured(each, content.card) for each, content in zip(shown, contents)]
     names = sorted({quantity for each in measured for quantity in each})
     return rendering.render(
-        "compare.html", desk, name=name, versions=shown, sizes=sizes, asked=", ".join(numbers),
+        "compare.html", desk, name=name, versions=shown, contents=contents, asked=", ".join(numbers),
         looks=desk.may("download_bundle", "download_blob"),
         metrics=[(quantity, [each.get(quantity) for each in measured]) for quantity in names],
     )  # fmt: skip
 
 
-def _measured(version: Any) -> dict[str, float]:
-    """The numbers that are known of a version: of its bundle, and of its newest evaluation by devices."""
+def _measured(version: Any, card: ModelCard | None) -> dict[str, float]:
+    """The numbers that are known of a version: of its bundle and card, and of its newest evaluation by devices."""
     found = {f"{name}, before it was published": value for name, value in version.bundle_metrics.items()}
+    if card is not None:
+        found.update({f"{each.name} on {each.data}, by its card": each.value for each in card.metrics})
     if version.evaluations:
         newest = version.evaluations[0]
         found.update({f"{name}, on devices": value for name, value in newest.metrics.items()})
