@@ -35,7 +35,7 @@ def takes_field(how: str) -> bool:
 
 def divide(
     how: str,
-    devices: int,
+    devices: int | None,
     settings: Mapping[str, Any],
     *,
     count: int,
@@ -47,7 +47,7 @@ def divide(
 
     Arguments:
         how: one of PARTITIONERS.
-        devices: the number of parts.
+        devices: the number of parts; None for "by": a part for each group.
         settings: arguments of the partitioner by name, and FIELD where it `takes_field`.
         count: the number of examples.
         labels: the examples' labels, None where they have none.

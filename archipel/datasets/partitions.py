@@ -67,13 +67,13 @@ def split_dirichlet(labels: np.ndarray, devices: int, *, alpha: float, seed: int
     )
 
 
-def split_by(groups: np.ndarray, devices: int, *, seed: int = 0) -> list[np.ndarray]:
+def split_by(groups: np.ndarray, devices: int | None = None, *, seed: int = 0) -> list[np.ndarray]:
     """Keep the examples of a group (a person, a site, a machine) on one device.
 
     Arguments:
         groups: the group of each example `[examples]`, numbers or text.
         devices: the number of parts; a device may have several groups, and takes the next one when it has the fewest
-            examples.
+            examples. None: each group is on a device of its own, in the groups' order.
         seed: decides which groups come first.
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for fewer groups than devices.
@@ -81,10 +81,13 @@ def split_by(groups: np.ndarray, devices: int, *, seed: int = 0) -> list[np.ndar
     Example:
         writers = np.arange(len(labels)) // 20  # who made which example
         parts = split_by(writers, 10)
+        each = split_by(writers)  # a device for each of them
     """
     if groups.ndim != 1:
         raise DatasetError(f"expected one group for each example, got an array of shape {list(groups.shape)}")
     names, member = np.unique(groups, return_inverse=True)
+    if devices is None:
+        return [np.flatnonzero(member == group) for group in range(len(names))]
     if len(names) < devices:
         raise DatasetError(f"{len(names)} groups are too few for {devices} devices; choose fewer devices")
     parts: list[list[np.ndarray]] = [[] for _ in range(devices)]

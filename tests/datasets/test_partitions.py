@@ -46,6 +46,8 @@ def test_groups_stay_together_and_are_spread_evenly() -> None:
     assert [len(part) for part in parts] == [90] * 10
     seen = [set(groups[part]) for part in parts]
     assert sum(map(len, seen)) == 30
+    each = split_by(np.array(["b", "a", "b", "c", "a"]))
+    assert [part.tolist() for part in each] == [[1, 4], [0, 2], [3]]
 
 
 def test_what_cannot_be_split_is_told() -> None:

@@ -66,6 +66,8 @@ def test_settings_go_before_the_file_s(write: Write) -> None:
          lambda data: datasets.split_dirichlet(data["y"], 5, alpha=0.5, seed=5)),
         ('{ how = "by", clients = 3, field = "person", seed = 9 }',
          lambda data: datasets.split_by(data["person"], 3, seed=9)),
+        ('{ how = "by", field = "person" }',
+         lambda data: [np.flatnonzero(data["person"] == person) for person in sorted(set(data["person"].tolist()))]),
         ('{ how = "shards", clients = 4, shards = 3 }',
          lambda data: datasets.split_shards(data["y"], 4, shards=3, seed=5)),
         ('{ how = "sorted", clients = 3, field = "person" }',
@@ -86,6 +88,11 @@ def test_partitions_are_those_of_datasets(
         assert set(taken) == {"input", "label"}  # devices do not get the column that divides them
         np.testing.assert_array_equal(taken["input"], data["x"][rows])
         assert taken["input"].dtype == np.float32
+
+
+def test_only_groups_say_by_themselves_how_many_devices_there_are(write: Write) -> None:
+    with pytest.raises(SimulationError, match=r"partition\.clients: is missing: how many devices there are"):
+        load_federation(write('data = { train = "data.npz" }\npartition = { how = "iid" }')).prepare()
 
 
 def test_held_out_examples_are_on_no_device(write: Write, tmp_path: Path) -> None:

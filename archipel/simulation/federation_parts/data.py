@@ -42,10 +42,13 @@ class DataSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """[partition]: `how` names one of PARTITIONERS; every other entry is an argument of it."""
+    """[partition]: `how` names one of PARTITIONERS; every other entry is an argument of it.
+
+    `clients` None: "by" makes a device of each group.
+    """
 
     how: str
-    clients: int
+    clients: int | None
     options: dict[str, Any] = {}
 
 
@@ -60,7 +63,10 @@ def read_partition(table: Mapping[str, Any]) -> Partition:
 
 
 def _mistakes_of_partition(how: object, clients: object, options: Mapping[str, Any]) -> Iterator[str]:
-    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+    if clients is None:
+        if how != "by":
+            yield 'clients: is missing: how many devices there are; how = "by" alone makes a device of each group'
+    elif isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
         yield f"clients: expected how many devices there are, 1 or more, got {clients!r}"
     if not isinstance(how, str) or how not in PARTITIONERS:
         yield f"how: no {how!r}; there are {', '.join(PARTITIONERS)}"

@@ -38,7 +38,7 @@ test = "test.npz"              # or hold_out = 0.1: the share of train to test w
 
 [partition]                    # which device has which examples
 how = "dirichlet"              # or "iid", "by" with field = "person"
-clients = 50
+clients = 50                   # left out with "by": a device of each person
 alpha = 0.3
 
 # [root]                       # examples of the server's own, for aggregation = { rule = "fltrust" }
