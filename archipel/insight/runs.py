@@ -19,7 +19,7 @@ from archipel.insight.events import read_events
 from archipel.insight.limits import MAX_CURVES, MAX_HISTORY_BYTES, MAX_POINTS, cut
 from archipel.insight.page_data import Curve, HistogramSeries
 from archipel.library_errors import one_line
-from archipel.simulation.saved import HISTORY, Record
+from archipel.simulation.saved import HISTORY, VERSIONS, Record
 
 METRICS = "metrics.json"
 MODEL = "model.onnx"
@@ -54,7 +54,7 @@ class TrainFacts(msgspec.Struct, kw_only=True):
 class Run:
     """What a folder has: curves, histograms that a log has, files of weights in their order, facts and notes.
 
-    `model` is the file of the trained model, None where there is none.
+    `model` is the file of the model, an ONNX file or a bundle, None where there is none.
 
     Example: see `archipel.insight.read_run`.
     """
@@ -110,8 +110,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
             read(run, file, where)
         except (msgspec.MsgspecError, ArchipelError, ValueError, RecursionError) as error:
             run.notes.append(f"{cut(file.name)}: cannot be read ({one_line(error)})")
-    run.weights = sorted((file for file in files if file.suffix == ".safetensors"), key=in_order)
-    run.model = next((file for file in files if file.name == MODEL and file.parent == folder), None)
+    run.weights = _weights(files, folder)
+    run.model = _model(files, folder)
     if not (run.curves or run.histograms or run.weights or run.model):
         told = f": {'; '.join(run.notes)}" if run.notes else ""
         raise InsightError(
@@ -123,6 +123,23 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         run.curves = run.curves[:MAX_CURVES]
     _group(run.curves)
     return run
+
+
+def _weights(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Files of weights, in their order; of a simulation those of the server after each round, if it has kept them."""
+    found = sorted((file for file in files if file.suffix == ".safetensors"), key=in_order)
+    if folder / HISTORY in files:
+        return [file for file in found if file.parent == folder / VERSIONS] or [
+            file for file in found if file.parent == folder
+        ]
+    return found
+
+
+def _model(files: Sequence[Path], folder: Path) -> Path | None:
+    """The model of `archipel train`, or the bundle that a simulation has made of its model."""
+    here = [file for file in files if file.parent == folder]
+    bundles = [file for file in here if file.suffix == ".bundle" and folder / HISTORY in files]
+    return next((file for file in here if file.name == MODEL), bundles[0] if len(bundles) == 1 else None)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -34,7 +34,7 @@ from archipel.simulation.masked import Masked
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
-from archipel.simulation.saved import STATES, Record, held, load, save
+from archipel.simulation.saved import STATES, Record, held, keep_version, load, save
 from archipel.simulation.secure.protocol import protocol_of_rounds, sizes_of_rounds
 from archipel.simulation.several import EachModel, SeveralModels
 from archipel.simulation.states import MemoryStates, StateFolder, States
@@ -69,6 +69,8 @@ class RunOptions:
         masks: secure aggregation is really carried out, with every device's keys, shares and masks, and its sum is
             compared with that of the vectors; the devices then train one after the other.
         folder: keeps where the run stands; a run with the same folder goes on from there.
+        keep_rounds: the folder also gets what the server had after each round, as
+            versions/round-1.safetensors and so on, for `archipel insight`.
         test_every: the model is measured every so many rounds, and after the last one.
         on_round: called after every round, with its row; if it returns False, the run ends there, and a run with the
             same folder goes on.
@@ -82,6 +84,7 @@ class RunOptions:
     cluster: Cluster = "local"
     masks: bool = False
     folder: Path | str | None = None
+    keep_rounds: bool = False
     test_every: int = 1
     on_round: Callable[[RoundRow], object] | None = None
     on_begin: Callable[[Result], object] | None = None
@@ -92,6 +95,8 @@ class RunOptions:
             least = 0 if name == "workers" and self.cluster == "ray" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
+        if self.keep_rounds and self.folder is None:
+            raise SimulationError("keep_rounds: needs a folder, where the rounds are kept")
         if self.client_axis not in ("auto", "on", "off"):
             raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")
         if self.cluster not in ("local", "ray"):
@@ -179,6 +184,8 @@ def run(
                 row.spread, row.binned = device_tests.describe(found_tests)
                 result.add_tests(found_tests)
             ends = options.on_round is not None and options.on_round(row) is False
+            if where is not None and options.keep_rounds:
+                keep_version(where, row.number, standing.parameters)
             if where is not None and (last or ends or time.monotonic() - last_save > SAVE_SECONDS):
                 record.clients = list(result.clients.values())
                 save(where, record, standing)

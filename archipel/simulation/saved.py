@@ -7,12 +7,14 @@ So a kill between any two steps, or a power cut, leaves the round before it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from archipel.bundle import Bundle, read_weights, write_weights
 from archipel.durable import make_folder, open_locked, sync_many, write_durably
@@ -23,6 +25,8 @@ from archipel.simulation.rounds import RoundRow, RoundSettings, Standing
 from archipel.simulation.system.round_clock import ClockState
 
 HISTORY = "history.json"
+VERSIONS = "versions"
+"""The folder in it with what the server had after each round."""
 STATES = "states"
 """The folder in it with what devices keep, see `states.py`."""
 _REFUSED = {
@@ -94,6 +98,12 @@ def save(folder: Path, record: Record, standing: Standing) -> None:
     for old in folder.glob("round-*.safetensors"):
         if old != file:
             old.unlink(missing_ok=True)
+
+
+def keep_version(folder: Path, number: int, parameters: Mapping[str, NDArray[Any]]) -> None:
+    """Write what the server has after that round, as `archipel task download ID versions --rounds` does."""
+    (folder / VERSIONS).mkdir(exist_ok=True)
+    write_durably(_arrays(folder / VERSIONS, number), write_weights(parameters))
 
 
 def load(folder: Path, expected: Record, bundle: Bundle) -> tuple[Record, Standing] | None:

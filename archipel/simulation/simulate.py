@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archipel.bundle import Bundle, open_bundle
+from archipel.bundle import Bundle, load_public_key, open_bundle
 from archipel.bundle.development import development_key, generate_development_key
 from archipel.durable import write_durably
 from archipel.errors import SignatureError, SimulationError
@@ -81,6 +81,7 @@ def simulate(
     cluster: Cluster = "local",
     masks: bool = False,
     folder: Path | str | None = None,
+    keep_rounds: bool = False,
     on_round: Callable[[RoundRow], object] | None = None,
     on_begin: Callable[[Result], object] | None = None,
 ) -> Result:
@@ -131,7 +132,7 @@ def simulate(
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, engine, cluster, masks, folder, on_round, on_begin: how it runs, see
+        workers, client_axis, threads, engine, cluster, masks, folder, keep_rounds, on_round, on_begin: how it runs, see
             RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
@@ -151,7 +152,7 @@ def simulate(
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
         workers=workers, client_axis=client_axis, threads=threads, engine=engine, cluster=cluster, masks=masks,
-        folder=folder, test_every=test_every, on_round=on_round, on_begin=on_begin,
+        folder=folder, keep_rounds=keep_rounds, test_every=test_every, on_round=on_round, on_begin=on_begin,
     )  # fmt: skip
     given = list(model) if isinstance(model, list | tuple) else [model]
     bundles = [each for each in given if isinstance(each, Bundle)]
@@ -249,13 +250,13 @@ def _converted(model: Model, training: Training, folder: Path) -> Bundle:
     made_of = hashlib.sha256(model.to_bytes() + repr(training).encode()).hexdigest()
     path, publisher = folder / f"{made_of[:16]}.bundle", folder / f"{made_of[:16]}.pub"
     if path.exists() and publisher.exists():
-        return open_bundle(path, [publisher.read_bytes()], folder / "cache", allow_development=True)
+        return open_bundle(path, [load_public_key(publisher)], folder / "cache", allow_development=True)
     make(folder)
     # Imported where a model is converted: a bundle's simulation does without, and its workers too.
     from archipel.converter import Signing, convert
 
     key = _signing_key()
-    write_durably(publisher, key.public_key().public_bytes_raw())
+    write_durably(publisher, key.public_key().public_bytes_raw().hex().encode() + b"\n")
     path.unlink(missing_ok=True)
     return convert(model, path, signing=Signing(key), training=training)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from archipel import strategies
-from archipel.bundle import Bundle
+from archipel.bundle import Bundle, read_weights
 from archipel.errors import SimulationError
 from archipel.lite_runtime.values import Values
 from archipel.simulation import ListedClients, SplitClients, simulate
@@ -90,6 +90,20 @@ def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp
         np.testing.assert_array_equal(listed.parameters[name], value)
     assert [row.metrics for row in several.history] == [row.metrics for row in alone.history]
     assert several.clients == alone.clients == listed.clients
+
+
+@pytest.mark.sampled(every=2)
+def test_what_the_server_has_after_each_round_is_kept(make: Make, tmp_path: Path) -> None:
+    bundle = bundle_of(make, "fedavg")
+    simulate(bundle, fields(), rounds=3, folder=tmp_path / "run", keep_rounds=True)
+    for number in (1, 2, 3):
+        alone = simulate(bundle, fields(), rounds=number).parameters
+        kept = read_weights(tmp_path / f"run/versions/round-{number}.safetensors")
+        assert kept.keys() == alone.keys()
+        for name, value in alone.items():
+            np.testing.assert_array_equal(kept[name], value)
+    with pytest.raises(SimulationError, match="keep_rounds: needs a folder"):
+        simulate(bundle, fields(), rounds=1, keep_rounds=True)
 
 
 @pytest.mark.sampled(every=2)

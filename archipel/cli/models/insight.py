@@ -17,7 +17,7 @@ from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.models.bundles import is_bundle, open_unverified, open_verified
 from archipel.durable import write_durably
-from archipel.errors import CommandError
+from archipel.errors import ArchipelError, CommandError
 
 if TYPE_CHECKING:
     from archipel.insight import OpenSubject, Page, Run
@@ -93,6 +93,8 @@ def insight(
         raise CommandError(f"{output}: expected a name that ends in .html")
     if unverified and key_files:
         raise CommandError("--unverified and --key: give one of the two")
+    if path.suffix in (".csv", ".safetensors"):
+        raise CommandError(f"{path}: a file of a run is shown with its folder, {path.parent}")
     asked = _Asked(key_files, unverified, programs, batch, times and not unverified, passes, threads, weights, examples)
     again: Callable[[], Page] | None = None
     if is_run(path):
@@ -141,35 +143,50 @@ def _model_page(path: Path, other: Path | None, asked: _Asked) -> Page:
 
 def _run_page(path: Path, asked: _Asked) -> tuple[Page, Callable[[], Page]]:
     """The page of a run, and what makes it again with what the run has written since; its model is read once."""
-    from archipel.insight import Page, Subject, read_run, weight_histograms
+    from archipel.insight import Page, Subject, activation_histograms, read_run, weight_histograms
     from archipel.insight.versions import read_versions
 
-    if asked.key_files or asked.unverified:
-        raise CommandError(f"{path}: the folder of a run has no signature; leave out --key and --unverified")
+    first = read_run(path)
+    signed = first.model is not None and is_bundle(first.model)
+    if not signed and (asked.key_files or asked.unverified):
+        raise CommandError(f"{path}: this run has nothing that is signed; leave out --key and --unverified")
     subjects: list[OpenSubject] = []
-    title = path.resolve().name
+    title, untold = path.resolve().name, list[str]()
 
     def make() -> Page:
         run: Run = read_run(path)
-        page = Page(title=title, version=__version__, curves=run.curves, histograms=run.histograms, notes=run.notes)
+        page = Page(title=title, version=__version__, curves=run.curves, histograms=run.histograms)
+        page.notes = [*untold, *run.notes]
         page.subjects = [each.subject for each in subjects]
         if not subjects and run.facts:
             page.subjects = [Subject(name=title, kind="run", facts=run.facts)]
         versions = read_versions(run.weights, page.notes)
         page.histograms = [*weight_histograms(versions), *page.histograms]
+        if examples is not None:
+            graph, own = subjects[0].graphs[subjects[0].main], [("as it is", subjects[0].weights)]
+            page.histograms += activation_histograms(graph, versions or own, examples)
         return page
 
-    model = read_run(path).model
-    if model is not None:
-        with tempfile.TemporaryDirectory(prefix="archipel-insight-") as folder:
-            subjects.append(_open(model, asked, folder))
-            subjects[0].subject.facts += read_run(path).facts
-            page = make()
-            examples = _read_examples(asked.examples, subjects[0])
-            if examples is not None:
-                _add_histograms(page, subjects[0], [], examples)
-            return page, make
-    return make(), make
+    examples: Mapping[str, np.ndarray] | None = None
+    if first.model is None:
+        if asked.examples is not None:
+            raise CommandError(
+                f"--examples: {path} has no model that could compute with them; give one with the run's weights: "
+                f"archipel insight MODEL --weights {path} --examples {asked.examples}"
+            )
+        return make(), make
+    with tempfile.TemporaryDirectory(prefix="archipel-insight-") as folder:
+        try:
+            subjects.append(_open(first.model, asked, folder))
+        except ArchipelError as error:
+            # The run of somebody else: its curves are there without any key.
+            if not signed or asked.key_files or asked.examples is not None:
+                raise
+            untold.append(f"the model is not shown: {error}")
+            return make(), make
+        subjects[0].subject.facts += first.facts
+        examples = _read_examples(asked.examples, subjects[0])
+        return make(), make
 
 
 def _open(path: Path, asked: _Asked, folder: str) -> OpenSubject:

@@ -54,6 +54,7 @@ cluster = "local"              # "ray": actors of a Ray cluster; workers = 0 is 
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
 engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
+keep_rounds = false            # true: also what the server has after each round, for `archipel insight`
 test_every = 1
 masks = false                  # true: really carries out secure aggregation, keys and shares and masks
 

@@ -51,6 +51,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cluster: Cluster = "local"
     masks: bool = False
     folder: str | None = None
+    keep_rounds: bool = False
     test_every: Count = 1
 
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tensorboardX import SummaryWriter
 
-from archipel.bundle import open_bundle, write_weights
+from archipel.bundle import open_bundle, read_weights, write_weights
+from archipel.simulation import simulate
 from tests.support.commands import Command
+from tests.support.development import place_development_key
 from tests.support.fixtures.commands import archipel  # noqa: F401
 
 BUNDLE = Path(__file__).resolve().parents[3] / "web/tests/fixtures/cnn.bundle"
@@ -79,6 +82,42 @@ def test_a_run(archipel: Command, tmp_path: Path) -> None:
     assert (curve["name"], curve["steps"], curve["values"]) == ("loss", [3], [0.5])
 
 
+@pytest.mark.sampled(every=2)
+def test_a_simulation_with_its_model_and_what_it_had_after_each_round(
+    archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    place_development_key(tmp_path / "config")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 3), np.float32), rng.integers(0, 2, 40)
+    np.savez(tmp_path / "x.npz", input=x)
+    network = torch.nn.Linear(3, 2)
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    simulate(network, [(x[:20], y[:20]), (x[20:], y[20:])], rounds=3, folder=run, keep_rounds=True, client_axis="off")
+    archipel("insight", str(run), "--no-times", "--examples", str(tmp_path / "x.npz"), "-o", str(page))
+    shown = data(page)
+    series = {(each["kind"], each["name"]): each["steps"] for each in shown["histograms"]}
+    assert {tuple(step["label"] for step in steps) for steps in series.values()} == {("round-1", "round-2", "round-3")}
+    # What the network answers after each round, which PyTorch computes of the weights that are kept.
+    [answers] = [steps for (kind, _), steps in series.items() if kind == "activations"]
+    for number, step in enumerate(answers, 1):
+        weights = read_weights(run / f"versions/round-{number}.safetensors")
+        expected = x @ weights["weight"].T + weights["bias"]
+        assert step["statistics"]["mean"] == pytest.approx(float(expected.mean()), rel=1e-4, abs=1e-6)
+    assert {graph["name"] for graph in shown["subjects"][0]["graphs"]} >= {"predict", "train"}
+    # Somebody else's: the curves are there, and why the model is not; the key beside it opens it.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
+    archipel("insight", str(run), "-o", str(page))
+    assert data(page)["curves"]
+    assert "the model is not shown: " in data(page)["notes"][0]
+    [public] = run.glob("*.pub")
+    archipel("insight", str(run), "--no-times", "--key", str(public), "-o", str(page))
+    assert data(page)["subjects"][0]["graphs"]
+    (run / public.with_suffix(".bundle").name).unlink()
+    _, error = archipel("insight", str(run), "--examples", str(tmp_path / "x.npz"), "-o", str(page), code=1)
+    assert f"{run} has no model that could compute with them; give one with the run's weights" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -87,6 +126,7 @@ def test_a_run(archipel: Command, tmp_path: Path) -> None:
         (["{bundle}", "--key", "{key}", "--program", "nothing", "-o", "{tmp}/x.html"], "it has: evaluate, finish"),
         (["{tmp}", "-o", "{tmp}/x.html"], "nothing to show"),
         (["{tmp}/none.onnx"], "no such file"),
+        (["{tmp}/rounds.csv"], "a file of a run is shown with its folder, "),
         (["{tmp}", "{bundle}"], "a run is shown as a whole"),
     ],
 )
