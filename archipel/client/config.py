@@ -138,7 +138,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     wait_seconds: Annotated[float, Meta(ge=0, le=300)] = 20.0
     """How long the server may keep the answer to a check-in back, until the device is in a round; 0: not at all."""
     patience: Seconds = 120.0
-    """How long a round goes on without an answer from the server, until the device leaves it."""
+    """How long a round goes on without an answer from the server, until the device leaves it. Of an update that is
+    uploaded in parts each part has an answer."""
     round_timeout: Seconds = 3600.0
     """How long a round may take in all, until the device leaves it."""
     pause_seconds: Seconds = 30.0

@@ -261,14 +261,18 @@ def _converted(model: Model, training: Training, folder: Path) -> Bundle:
     return convert(model, path, signing=Signing(key), training=training)
 
 
-@functools.cache
 def _signing_key() -> Ed25519PrivateKey:
-    """The user's development key. Finding another takes seconds, so where no file can be written one lasts as long as
-    this process."""
+    """The user's development key; where no file can be written, one that lasts as long as this process."""
     try:
         return development_key()[0]
     except SignatureError:
-        return generate_development_key()
+        return _passing_key()
+
+
+@functools.cache
+def _passing_key() -> Ed25519PrivateKey:
+    """Kept, since finding one takes seconds."""
+    return generate_development_key()
 
 
 def _imported(model: Any, clients: Clients | Sequence[Any]) -> Model:

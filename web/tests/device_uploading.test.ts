@@ -62,8 +62,8 @@ beforeEach(() => {
   server = new Server();
 });
 
-async function send(update: Bytes = UPDATE, sizes = SIZES): Promise<void> {
-  await sendUpdate(server as unknown as DeviceSession, ROUND, update, await sha256(update), sizes);
+async function send(update: Bytes = UPDATE, sizes = SIZES, answered = (): void => {}): Promise<void> {
+  await sendUpdate(server as unknown as DeviceSession, ROUND, update, await sha256(update), answered, sizes);
 }
 
 test("a large update is sent in parts, and an empty body stands for them", async () => {
@@ -89,6 +89,13 @@ test.each(["before", "after"] as const)("after a break %s a part arrives the res
   const rest = when === "before" ? ["PUT /parts/3", "PUT /parts/4"] : ["PUT /parts/4"];
   expect(server.asked).toEqual(["GET /parts", ...rest, "PUT "]);
   expect(server.stored).toEqual(UPDATE);
+});
+
+test("each part that the server has is told, so that a long upload is no silence", async () => {
+  const told: number[] = [];
+  server.breaks = (what) => (what === "PUT /parts/4" ? "before" : null);
+  await expect(send(UPDATE, SIZES, () => told.push(server.parts.size))).rejects.toThrow(UnreachableError);
+  expect(told).toEqual([1, 2, 3]);
 });
 
 test("a server that takes no parts gets the whole", async () => {

@@ -78,7 +78,7 @@ class RoundExchange:
         self._started = self._last_answer = time.monotonic()
 
     def _upload(self, phase: Phase, data: bytes, digest: str) -> None:
-        self._deliver(phase, lambda: send_update(self._session, self._plan.round_id, data, digest))
+        self._deliver(phase, lambda: send_update(self._session, self._plan.round_id, data, digest, self._hear))
         self._report("uploaded", {"bytes": len(data)})
 
     def _await_result(self) -> Ended:
@@ -147,6 +147,7 @@ class RoundExchange:
         """Call until there is an answer, or until the server has been silent for `patience` seconds."""
         failures = 0
         while True:
+            heard = self._last_answer
             try:
                 result = call()
             except UnreachableError as error:
@@ -155,15 +156,19 @@ class RoundExchange:
             except RefusedError as error:
                 if error.status not in LATER:
                     # A refusal is an answer, so the silence is over.
-                    self._last_answer = time.monotonic()
+                    self._hear()
                     raise
                 self._give_up_if_late(error)
                 wait = error.retry_after
             else:
-                self._last_answer = time.monotonic()
+                self._hear()
                 return result
-            failures += 1
+            # Where something arrived on the way, the link carries, and the waits begin anew.
+            failures = failures + 1 if self._last_answer == heard else 1
             self._wait(self._backoff.after(failures, retry_after=wait))
+
+    def _hear(self) -> None:
+        self._last_answer = time.monotonic()
 
     def _give_up_if_late(self, error: Exception) -> None:
         if time.monotonic() - self._last_answer > self._config.patience:
@@ -195,16 +200,24 @@ class TooEarlyError(Exception):
     """The phase has not begun, or another message of this device is stored (409)."""
 
 
-def send_update(session: DeviceSession, round_id: str, data: bytes, digest: str) -> Receipt:
-    """Upload the update; the same bytes may be sent again. Raises RefusedError, UnreachableError."""
+def send_update(
+    session: DeviceSession, round_id: str, data: bytes, digest: str, answered: Callable[[], None] = lambda: None
+) -> Receipt:
+    """Upload the update; the same bytes may be sent again. Raises RefusedError, UnreachableError.
+
+    Args:
+        answered: called when the server has a part, which over a slow link is long before the end.
+    """
     headers = {"Content-Type": "application/octet-stream", "Digest-SHA256": digest}
     url = f"/v1/rounds/{round_id}/update"
-    if len(data) > WHOLE_BYTES and _send_parts(session, f"{url}/parts", data, headers):
+    if len(data) > WHOLE_BYTES and _send_parts(session, f"{url}/parts", data, headers, answered):
         data = b""  # stands for the parts
     return session.call("PUT", url, Receipt, body=data, headers=headers)
 
 
-def _send_parts(session: DeviceSession, url: str, data: bytes, headers: Mapping[str, str]) -> bool:
+def _send_parts(
+    session: DeviceSession, url: str, data: bytes, headers: Mapping[str, str], answered: Callable[[], None]
+) -> bool:
     """Upload what the server does not have yet; false if it takes no parts."""
     try:
         held = set(session.call("GET", url, UpdateParts).held)
@@ -216,4 +229,5 @@ def _send_parts(session: DeviceSession, url: str, data: bytes, headers: Mapping[
         if number not in held:
             part = data[start : start + PART_BYTES]
             session.call("PUT", f"{url}/{number}", Receipt, body=part, headers=headers)
+            answered()
     return True

@@ -18,7 +18,7 @@ from torch import nn
 from archipel.bundle import PrivacyPolicy, pack
 from archipel.converter import Signing, Training, convert
 from archipel.training import losses, optimizers
-from tests.client.slow_link.wire import Wire
+from tests.client.slow_link.wire import BreaksOnce, Wire
 from tests.support.federation import Federation
 from tests.support.in_thread import in_thread
 
@@ -27,6 +27,13 @@ HOURS = [
     pytest.mark.slow,
     pytest.mark.skipif("ARCHIPEL_HOURS" not in os.environ, reason="takes an hour; set ARCHIPEL_HOURS=1"),
 ]
+LARGE: dict[str, Any] = {
+    "max_cache_bytes": 1 << 30,
+    "max_download_bytes": 1 << 30,
+    "max_upload_bytes": 1 << 30,
+    "max_upload_entries": 1 << 26,
+    "max_peak_bytes": 8 << 30,
+}
 PHASES = ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
@@ -47,6 +54,11 @@ def publish(federation: Federation, inputs: int) -> int:
     return federation.bundle_file.stat().st_size
 
 
+def data(number: int, inputs: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(number)
+    return {"input": rng.standard_normal((4, inputs), np.float32), "label": rng.integers(0, 1000, 4)}
+
+
 @pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("inputs", "rate"),
@@ -57,24 +69,11 @@ def test_both_ways_go_on_after_every_cut(federation: Federation, inputs: int, ra
     size = publish(federation, inputs)
     slow = rate < 2 * MBIT
 
-    def data(number: int) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(number)
-        return {"input": rng.standard_normal((4, inputs), np.float32), "label": rng.integers(0, 1000, 4)}
-
-    patient: dict[str, Any] = {
-        "patience": 600.0,
-        "max_cache_bytes": 1 << 30,
-        "max_download_bytes": 1 << 30,
-        "max_upload_bytes": 1 << 30,
-        "max_upload_entries": 1 << 26,
-        "max_peak_bytes": 8 << 30,
-        "request_timeout": 7200.0,
-        "round_timeout": 7200.0,
-    }
+    patient = {"request_timeout": 7200.0, "round_timeout": 7200.0, **LARGE}
     with in_thread(Wire(federation.server.port, rate, 0.02, seed=1)) as wire:
         agents = [
             federation.agent(number, server=wire.url if number == 0 else federation.url,
-                             examples=lambda number=number: data(number), **patient)
+                             examples=lambda number=number: data(number, inputs), **patient)
             for number in range(3)
         ]  # fmt: skip
         wire.passed.clear()
@@ -93,3 +92,24 @@ def test_both_ways_go_on_after_every_cut(federation: Federation, inputs: int, ra
     # Of a part that is cut, half is lost on average; of a download nothing but what was under way.
     assert size < passed["down"] < 1.3 * size
     assert update < passed["up"] < 1.6 * update
+
+
+@pytest.mark.sampled(every=4)
+def test_an_upload_that_takes_longer_than_the_patience_is_no_silence(federation: Federation) -> None:
+    publish(federation, 3_200)
+    # Of 9 parts of an update the eighth breaks, 1.5 s after the first began; the seventh came 0.2 s before.
+    least = 7.5 * (1 << 20)
+    with in_thread(BreaksOnce(federation.server.port, 5e6, int(least))) as wire:
+        slow = {"server": wire.url, "patience": 0.8, "attempts": 1}
+        agents = [
+            federation.agent(number, examples=lambda number=number: data(number, 3_200), **LARGE,
+                             **(slow if number == 0 else {}))
+            for number in range(3)
+        ]  # fmt: skip
+        task = federation.task(cohort=3, deadlines=dict.fromkeys(PHASES, 60.0))
+        ended = lambda: federation.operator.tasks.get(task.task_id).state != "running"  # noqa: E731
+        federation.run(agents, ended, timeout=120)
+        assert wire.cuts == {"up": 1}
+    assert [(each.phase, len(each.survivors), each.reason) for each in federation.rounds(task)] == [
+        ("committed", 3, "")
+    ]

@@ -50,6 +50,24 @@ class Wire(ThreadingTCPServer):
         return whole
 
 
+class BreaksOnce(Wire):
+    """Carries up at `rate` and down at once, and is cut once: when `after` bytes have gone up."""
+
+    def __init__(self, target: int, rate: float, after: int) -> None:
+        super().__init__(target, rate, 0.0, seed=0)
+        self.after = after
+
+    def carry(self, way: str, count: int) -> bool:
+        if way == "down":
+            self.passed[way] += count
+            return True
+        super().carry(way, count)
+        if self.cuts[way] or self.passed[way] < self.after:
+            return True
+        self.cuts[way] += 1
+        return False
+
+
 class Ends(BaseRequestHandler):
     """One connection."""
 

@@ -67,7 +67,8 @@ export class RoundExchange {
   }
 
   async upload(phase: Phase, data: Bytes, digest: string): Promise<void> {
-    await this.deliver(phase, () => sendUpdate(this.session, this.plan.round_id, data, digest));
+    const answered = (): void => this.hear();
+    await this.deliver(phase, () => sendUpdate(this.session, this.plan.round_id, data, digest, answered));
     this.owner.report("uploaded", { bytes: data.length });
   }
 
@@ -150,22 +151,29 @@ export class RoundExchange {
     }
   }
 
+  private hear(): void {
+    this.lastAnswer = performance.now();
+  }
+
   /** Call until there is an answer, or until the server has been silent for `patience` seconds. */
   private async patiently<T>(call: () => Promise<T>): Promise<T> {
     for (let failures = 1; ; failures++) {
       let asked: number | null = null;
+      const heard = this.lastAnswer;
       try {
         const answer = await call();
-        this.lastAnswer = performance.now();
+        this.hear();
         return answer;
       } catch (error) {
         const refused = error instanceof RefusedError;
         if (!refused && !(error instanceof UnreachableError)) throw error;
         if (refused && !isLater(error.status)) {
           // A refusal is an answer, so the silence is over.
-          this.lastAnswer = performance.now();
+          this.hear();
           throw error;
         }
+        // Something arrived on the way, so the link carries: the waits begin anew.
+        if (this.lastAnswer !== heard) failures = 1;
         if (performance.now() - this.lastAnswer > 1000 * this.config.patience) {
           throw new SilentError(this.abandoned(error).message);
         }

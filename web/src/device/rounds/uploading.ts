@@ -17,18 +17,20 @@ export interface Sizes {
 
 /**
  * Upload the update; the same bytes may be sent again. Of one that goes up in parts only those are sent that the server
- * does not have yet. Raises RefusedError, UnreachableError.
+ * does not have yet, and `answered` is called after each, which over a slow link is long before the end. Raises
+ * RefusedError, UnreachableError.
  */
 export async function sendUpdate(
   session: DeviceSession,
   roundId: string,
   data: Bytes,
   digest: string,
+  answered: () => void = () => {},
   { whole, part }: Sizes = { whole: WHOLE_BYTES, part: PART_BYTES },
 ): Promise<void> {
   const headers = { "Content-Type": "application/octet-stream", "Digest-SHA256": digest };
   const url = `/v1/rounds/${roundId}/update`;
-  const inParts = data.length > whole && (await sendParts(session, `${url}/parts`, data, headers, part));
+  const inParts = data.length > whole && (await sendParts(session, `${url}/parts`, data, headers, answered, part));
   // Without a body the request stands for the parts.
   await session.call("PUT", url, receipt, inParts ? new Uint8Array() : data, headers);
 }
@@ -39,6 +41,7 @@ async function sendParts(
   url: string,
   data: Bytes,
   headers: Readonly<Record<string, string>>,
+  answered: () => void,
   size: number,
 ): Promise<boolean> {
   let held: ReadonlySet<number>;
@@ -52,6 +55,7 @@ async function sendParts(
   for (let start = 0, number = 1; start < data.length; start += size, number++) {
     if (held.has(number)) continue;
     await session.call("PUT", `${url}/${number}`, receipt, data.subarray(start, start + size), headers);
+    answered();
   }
   return true;
 }
