@@ -14,7 +14,7 @@ from archipel.compression.matching import Reading
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.library_errors import one_line
-from archipel.lite_runtime.engines.onnx_runtime import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types, keep_exact
 
 
 class Instrumented:
@@ -31,6 +31,7 @@ class Instrumented:
             return
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        keep_exact(options)
         model = Model(model.ir)  # a CompressedModel would save its deployed form
         if readings is not None:
             model = _with_outputs(model, readings)

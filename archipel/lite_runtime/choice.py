@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from archipel.bundle import Bundle, Release, Variant, open_release
-from archipel.bundle.roles import Example
 from archipel.errors import RuntimeInputError, RuntimeLimitError
+from archipel.lite_runtime.latency import published_example, time_prediction
 from archipel.lite_runtime.runtime import Runtime
-from archipel.lite_runtime.self_test import one_example, read_vectors
-from archipel.lite_runtime.training.driver import need_program
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.engines.delegates import Delegates
-
-_WARM_UP, _LEAST, _MOST = 3, 5, 200
-_SECONDS = 0.3
-_FREE = 32
-"""The size of a free dimension, such as a length, of a bundle without self-test vectors."""
 
 
 @dataclass(frozen=True)
@@ -163,27 +152,7 @@ def measure_latency(bundle: Bundle, *, threads: int = 1, delegates: Delegates = 
 
     The example is the first of the bundle's self-test, or zeros. Takes about a third of a second, more for slow models.
     """
-    runtime = Runtime(bundle, threads=threads, delegates=delegates)
-    fields = _first_example(bundle)
-    for _ in range(_WARM_UP):
-        runtime.predict(fields)
-    times: list[float] = []
-    end = time.perf_counter() + _SECONDS
-    while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() < end):
-        begin = time.perf_counter()
-        runtime.predict(fields)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
-
-
-def _first_example(bundle: Bundle) -> dict[str, np.ndarray]:
-    program = bundle.program(need_program(bundle, "predict", "be measured"))
-    ports = [port for port in program.inputs if isinstance(port, Example)]
-    test = bundle.manifest.self_test
-    if test is None:
-        return {port.name: np.zeros(one_example(port.shape, _FREE), port.dtype) for port in ports}
-    examples, _ = read_vectors(bundle, program, test)
-    return {port.name: examples[port.name][: port.shape[0] if isinstance(port.shape[0], int) else 1] for port in ports}
+    return time_prediction(Runtime(bundle, threads=threads, delegates=delegates), published_example(bundle))
 
 
 def _milliseconds(seconds: float) -> str:

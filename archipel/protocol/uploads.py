@@ -26,7 +26,7 @@ from archipel.errors import ProtocolError
 from archipel.protocol.messages import Kind, RoundPlan
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.metrics.distributions import one_hot
-from archipel.protocol.metrics.measures import measures
+from archipel.protocol.metrics.measures import askable
 from archipel.protocol.metrics.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.noised.layout import NoisedLayout
 from archipel.protocol.sites import site_layout
@@ -184,12 +184,12 @@ def metric_arrays(
 
 
 def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[str, float]) -> Layout:
-    known = measures(program)
+    known = askable(program)
     if not metrics:
-        raise ProtocolError(f"metrics: an evaluation needs at least one, with its range; there are {sorted(known)}")
+        raise ProtocolError(f"metrics: an evaluation needs at least one, with its range; there are {known}")
     for name in metrics:
         if name not in known:
-            raise ProtocolError(f"metric {name!r}: bundle {manifest.name!r} computes {sorted(known)}")
+            raise ProtocolError(f"metric {name!r}: bundle {manifest.name!r} computes {known}")
     bits = manifest.privacy.max_bits
     # Sorted, so that server and device derive one order from a mapping.
     names = sorted(metrics)

@@ -11,6 +11,7 @@ from archipel.compression.deploy import deploy, refresh_program
 from archipel.datasets import digits_by_writer
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from archipel.lite_runtime.engines.onnx_runtime import keep_exact
 from archipel.models import digits_cnn
 
 
@@ -32,7 +33,9 @@ def quantized(model: Model, digits: np.ndarray) -> CompressedModel:
 
 
 def run(model: Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = ort.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    keep_exact(options)
+    session = ort.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
 
 

@@ -130,11 +130,11 @@ class Fleet:
         return True
 
     @staticmethod
-    def arrays(device: Device, accuracy: float) -> dict[str, np.ndarray]:
-        """What a device uploads that has found this on its examples."""
+    def arrays(device: Device, value: float) -> dict[str, np.ndarray]:
+        """What a device uploads that has found this on its examples, for each metric that it is asked for."""
         plan = device.plan
         assert plan is not None
-        return metric_arrays({"accuracy": accuracy}, plan.metrics, EXAMPLES, plan.max_examples)
+        return metric_arrays(dict.fromkeys(plan.metrics, value), plan.metrics, EXAMPLES, plan.max_examples)
 
     def pass_stage(
         self,

@@ -22,9 +22,10 @@ from archipel.client.downloads.pieces import PieceDownload
 from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.client.memory.decisions import DecisionBook, content_key
 from archipel.lite_runtime import DeviceState, Progress, Runtime
+from archipel.lite_runtime.latency import first_example, time_prediction
 from archipel.lite_runtime.slots.loading import changed_parameters
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.metrics.measures import measured
+from archipel.protocol.metrics.measures import PREDICT_MS, measured
 from archipel.protocol.metrics.training_metrics import training_arrays
 from archipel.protocol.origin import check_origin
 from archipel.protocol.policy import check_plan
@@ -134,7 +135,10 @@ def contribute(
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         means = measured(program, runtime.evaluate(fields) if count else {}, count)
-        arrays = metric_arrays(means.values, plan.metrics, means.count, plan.max_examples, plan.distributions)
+        values = dict(means.values)
+        if PREDICT_MS in plan.metrics and PREDICT_MS not in values and means.count:
+            values[PREDICT_MS] = 1000 * time_prediction(runtime, first_example(prepared.bundle, fields))
+        arrays = metric_arrays(values, plan.metrics, means.count, plan.max_examples, plan.distributions)
     if plan.count_adoption:
         counts = config.count_adoption and means.count > 0
         arrays |= adoption(_answer(prepared, plan, decisions) if counts else None)

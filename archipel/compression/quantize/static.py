@@ -45,7 +45,8 @@ class StaticInt8:
         weights: "max" ends the range of a weight at its largest magnitude, "mse" as above.
         activations: "uint8", or "int8", symmetric, as some accelerators need. "auto" is "uint8": the kernels of x86-64
             and Arm are no slower with it, and Relu is free.
-        reduce_range: weights of 7 bits, for x86-64 processors without VNNI, whose sums of two products have 16 bits.
+        reduce_range: weights of 7 bits, for other runtimes on x86-64 processors without VNNI, whose integer kernels add
+            two products in 16 bits. On such a processor archipel's runtime computes these layers in float.
         equalize: makes the channels of neighbouring layers equally large (Nagel et al. 2019, section 4.1).
         bias_correction: takes away the shift of each channel's mean that rounding causes (section 4.2).
         rounding: "adaround" chooses the integer above or below each weight by the layer's output (Nagel et al. 2020).

@@ -32,7 +32,14 @@ from archipel.lite_runtime.engines.delegates import (
 )
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
-from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, onnxruntime, program_error, share_arena
+from archipel.lite_runtime.engines.onnx_runtime import (
+    Session,
+    error_types,
+    keep_exact,
+    onnxruntime,
+    program_error,
+    share_arena,
+)
 from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.mode import get_mode
 
@@ -248,6 +255,7 @@ class Sessions:
         if not names:
             # One arena for all sessions: programs run one after the other and can use the same memory.
             share_arena()
+            keep_exact(options)
             options.add_session_config_entry("session.use_env_allocators", "1")
         if "xnnpack" in names:
             # It has threads of its own; ONNX Runtime's must not fight them for the cores.

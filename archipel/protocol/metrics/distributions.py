@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.metrics.measures import PREDICT_MS
 from archipel.protocol.operator.results import Distribution, Estimate
 
 LEAST_COUNTED = 10
@@ -31,9 +32,9 @@ Values = NDArray[np.float64]
 
 
 def default_bins(name: str, bound: float | None = None) -> Bins:
-    """Bins for a metric of this name whose absolute value is at most `bound`: 40 of a log scale for a loss, of which
-    each is a third wider than the one before, else 20 from 0 on. None: 100 for a loss, else 1."""
-    if name == _LOSS or name.endswith(("_" + _LOSS, " " + _LOSS)):
+    """Bins for a metric of this name whose absolute value is at most `bound`: 40 of a log scale for a loss or a time,
+    of which each is a third wider than the one before, else 20 from 0 on. None: 100 for a loss or a time, else 1."""
+    if name in (_LOSS, PREDICT_MS) or name.endswith(("_" + _LOSS, " " + _LOSS)):
         high = 100.0 if bound is None else bound
         return Bins(low=high / _LOSS_RANGE, high=high, count=40, scale="log", better="lower")
     return Bins(low=0.0, high=1.0 if bound is None else bound)

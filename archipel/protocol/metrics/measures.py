@@ -5,6 +5,7 @@
 | reduced by sum, such as `loss` | its own | its sum divided by the number of labels |
 | `correct`, reduced by sum | `accuracy` | the share of the labels |
 | reduced by mean, or the last one | its own | itself |
+| none: the device's clock | `predict_ms` | milliseconds of a prediction of one example |
 
 The number of labels is the program's metric `count`, where it has one, else the number of examples.
 """
@@ -18,6 +19,7 @@ from archipel.bundle import Program
 from archipel.bundle.roles import Metric
 
 COUNT, CORRECT, ACCURACY = "count", "correct", "accuracy"
+PREDICT_MS = "predict_ms"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ def measures(program: Program) -> dict[str, str]:
         for name, port in ports.items()
         if not (name == COUNT and port.reduction == "sum")
     }
+
+
+def askable(program: Program) -> list[str]:
+    """What an evaluation with this program can ask for, sorted: its metrics, and the time of a prediction."""
+    return sorted({*measures(program), PREDICT_MS})
 
 
 def measured(program: Program, metrics: Mapping[str, float], examples: int) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from archipel.bundle.roles import Metric
 from archipel.client import Agent
 from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
+from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.protocol.metrics.measures import measured, measures
 from archipel.protocol.operator.results import RoundResult
@@ -86,6 +88,26 @@ def test_loss_and_accuracy_are_those_of_all_examples_together(
     assert result.examples == pytest.approx(sum(SIZES), abs=0.01)
 
 
+@pytest.mark.sampled(every=2)
+def test_devices_tell_how_long_a_prediction_takes(
+    fleet: tuple[Federation, list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict, asked = Runtime.predict, list[dict[str, np.ndarray]]()
+
+    def slow(runtime: Runtime, fields: dict[str, np.ndarray], **rest: Any) -> Any:
+        asked.append(fields)
+        time.sleep(0.03)
+        return predict(runtime, fields, **rest)
+
+    monkeypatch.setattr(Runtime, "predict", slow)
+    result = evaluate(*fleet, {"loss": 8.0, "predict_ms": 1000.0}, "secure")
+    assert 30 <= result.metrics["predict_ms"] < 200
+    assert set(result.metrics) == {"loss", "predict_ms"}
+    # One example of the device's own, as often as it was measured.
+    owned = [examples(number)["input"][:1].tobytes() for number in range(3)]
+    assert {fields["input"].tobytes() for fields in asked} == set(owned)
+
+
 @pytest.mark.slow
 def test_devices_count_themselves_in_bins(fleet: tuple[Federation, list[Agent]], network: nn.Module) -> None:
     federation, agents = fleet
@@ -128,7 +150,7 @@ def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Federation, list[
 @pytest.mark.sampled(every=2)
 def test_what_can_be_asked_for_is_named(fleet: tuple[Federation, list[Agent]]) -> None:
     federation, _ = fleet
-    with pytest.raises(RefusedError, match=r"metric 'correct': .* computes \['accuracy', 'loss'\]"):
+    with pytest.raises(RefusedError, match=r"metric 'correct': .* computes \['accuracy', 'loss', 'predict_ms'\]"):
         federation.task(kind="evaluation", metrics={"correct": 1.0})
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from archipel.compression import StaticInt8, compress
 from archipel.compression.deploy import deploy
 from archipel.graph import Model
+from archipel.lite_runtime.engines.onnx_runtime import keep_exact
 
 
 class Turned(nn.Module):
@@ -32,6 +33,7 @@ BEHIND = {
 
 def answers(model: bytes | str, x: np.ndarray, optimized: bool) -> np.ndarray:
     options = onnxruntime.SessionOptions()
+    keep_exact(options)
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -44,3 +44,21 @@ def test_it_has_what_the_publishers_state(world: World, tmp_path: Path) -> None:
     ):
         assert row in words, row
     assert "Licence" not in words  # neither card has one
+
+
+def test_it_has_how_long_predictions_take_on_devices(world: World) -> None:
+    """Each figure from the newest evaluation that has it: a later one of the accuracy does not hide the latency."""
+    fleet = Fleet(world).create()
+    gate = {"metric": "predict_ms", "range": 1000.0, "better": "lower", "max_loss": 5.0}
+    rollout = fleet.begin(gate=gate)
+    inside, _ = fleet.enrol(rollout, 3)
+    shown = fleet.pass_stage(rollout, inside, 45.0, 20.0)
+    assert shown["state"] == "rolled_back"
+    assert "predict_ms is 45, of the promoted version 20: worse by 25, allowed is 5" in shown["reason"]
+    fleet.post(f"models/{MODEL}/versions/2/restore")
+    again = fleet.begin()
+    fleet.pass_stage(again, fleet.enrol(again, 3)[0], 0.75, 0.5)
+    path = f"/dashboard/models/{MODEL}/compare?versions=1,2"
+    words = Visitor(world, world.operator_token).words(path)
+    assert "predict_ms, on devices 20 45" in words
+    assert "accuracy, on devices 0.5 0.75" in words

@@ -85,13 +85,13 @@ def compare(desk: Desk, name: str) -> str:
 
 
 def _measured(version: Any, card: ModelCard | None) -> dict[str, float]:
-    """The numbers that are known of a version: of its bundle and card, and of its newest evaluation by devices."""
+    """The numbers that are known of a version: its bundle's, its card's, and the newest of each that devices sent."""
     found = {f"{name}, before it was published": value for name, value in version.bundle_metrics.items()}
     if card is not None:
         found.update({f"{each.name} on {each.data}, by its card": each.value for each in card.metrics})
-    if version.evaluations:
-        newest = version.evaluations[0]
-        found.update({f"{name}, on devices": value for name, value in newest.metrics.items()})
+    for evaluation in version.evaluations:  # the newest first
+        for name, value in evaluation.metrics.items():
+            found.setdefault(f"{name}, on devices", value)
     return found
 
 
