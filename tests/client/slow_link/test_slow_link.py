@@ -69,7 +69,8 @@ def test_both_ways_go_on_after_every_cut(federation: Federation, inputs: int, ra
     size = publish(federation, inputs)
     slow = rate < 2 * MBIT
 
-    patient = {"request_timeout": 7200.0, "round_timeout": 7200.0, **LARGE}
+    # The defaults of a device but for these, as nobody waits for so long for a test.
+    patient = {"patience": 120.0, "attempts": 4, "request_timeout": 7200.0, "round_timeout": 7200.0, **LARGE}
     with in_thread(Wire(federation.server.port, rate, 0.02, seed=1)) as wire:
         agents = [
             federation.agent(number, server=wire.url if number == 0 else federation.url,
