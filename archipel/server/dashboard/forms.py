@@ -14,6 +14,9 @@ from archipel.protocol.mistakes import tell
 
 Kind = Literal["text", "id", "whole", "real", "choice", "pairs", "stages", "json"]
 _AT = re.compile(r"^(.*) - at `\$\.(\w+)[^`]*`$", re.S)
+_BOUND = re.compile(r"Expected `(int|float)`(?: ([<>]=?) ([\d.e+-]+))?")
+_NUMBERS = {"int": "whole number", "float": "number"}
+_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _SHORTEST = 4
 """Characters of an id that stand for it, as on the command line."""
 _STAGE = re.compile(r"([0-9.]+)\s*%?\s*(?:for\s+)?([0-9.]+)\s*(s|min|h|d)?")
@@ -48,7 +51,16 @@ def spell_refusal(fields: Sequence[Field], form: Mapping[str, str], message: str
     if match is None or found is None:
         return message
     typed = form.get(found.name, "").strip()
-    return f"{found.label}: {found.expects or match[1]}{f', got {typed[:100]!r}' if typed else ''}"
+    return f"{found.label}: {found.expects or _spell(match[1])}{f', got {typed[:100]!r}' if typed else ''}"
+
+
+def _spell(expectation: str) -> str:
+    """What a number has to be, in words instead of a programmer's signs."""
+    match = _BOUND.match(expectation)
+    if match is None:
+        return expectation
+    kind, sign, bound = match.groups()
+    return f"expected a {_NUMBERS[kind]}" + (f" {_BOUNDS[sign]} {bound}" if sign else "")
 
 
 def read_form(fields: Sequence[Field], form: Mapping[str, str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from archipel.errors import InvalidRequestError
 from archipel.protocol.mistakes import split
 from archipel.server.dashboard.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
-from archipel.server.dashboard.forms import Field, read_form
+from archipel.server.dashboard.forms import Field, read_form, spell_refusal
 from archipel.server.dashboard.lineage import draw_lineage
 from archipel.server.dashboard.rendering import mark_commands, write_number, write_size, write_span
 
@@ -110,6 +110,22 @@ def test_all_that_is_wrong_is_told() -> None:
     assert split(str(told.value)) == [
         "Name: is missing", "Rounds: expected a whole number, got 'many'", "Loss: expected a number, got 'much'",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("Expected `int` >= 1 - at `$.rounds`", "Rounds: expected a whole number of at least 1, got '0'"),
+        ("Expected `int` <= 100000 - at `$.rounds`", "Rounds: expected a whole number of at most 100000, got '0'"),
+        ("Expected `float` > 0.0 - at `$.rounds[...]`", "Rounds: expected a number above 0.0, got '0'"),
+        ("Expected `float` - at `$.rounds`", "Rounds: expected a number, got '0'"),
+        ("Expected `str` of length >= 1 - at `$.rounds`", "Rounds: Expected `str` of length >= 1, got '0'"),
+        ("too many - at `$.elsewhere`", "too many - at `$.elsewhere`"),
+        ("there is no such bundle", "there is no such bundle"),
+    ],
+)
+def test_what_the_api_refuses_is_told_in_words(told: str, shown: str) -> None:
+    assert spell_refusal(FIELDS, {"rounds": "0"}, told) == shown
 
 
 def test_numbers_are_written_for_people() -> None:
