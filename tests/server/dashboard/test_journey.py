@@ -124,6 +124,18 @@ def test_a_form_says_what_is_wrong_and_keeps_what_was_typed(world: World, visito
     assert world.operator("GET", "/v1/tasks")[1]["items"] == []
 
 
+def test_a_task_for_more_devices_than_there_are_is_told_so_before_it_begins(world: World, visitor: Visitor) -> None:
+    *living, revoked = world.add_devices(5)
+    assert len(living) == 4
+    visitor.do(f"/dashboard/devices/{revoked.id}/revoke")
+    form = {"name": "spring", "kind": "training", "population": POPULATION, "bundle": world.publish(), "rounds": "1",
+            "cohort": "5", "min_cohort": "3", "privacy": "plain", "mode": "synchronous"}  # fmt: skip
+    few = f"a round begins with 5 devices, and the population {POPULATION} has 4: it waits until more have enrolled"
+    assert few in visitor.post("/dashboard/tasks/new", **form).text.lower()
+    assert "a round begins with" not in visitor.post("/dashboard/tasks/new", **{**form, "cohort": "4"}).text.lower()
+    assert world.operator("GET", "/v1/tasks")[1]["items"] == []
+
+
 def test_a_form_that_is_sent_twice_makes_one_thing(world: World, visitor: Visitor) -> None:
     form = {"name": "spring", "kind": "training", "population": POPULATION, "bundle": world.publish(), "rounds": "1",
             "cohort": "5", "min_cohort": "3", "privacy": "plain", "mode": "synchronous", "sure": "yes",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
@@ -17,7 +19,7 @@ from archipel.protocol.operator.tasks import (
 from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
-from archipel.server.database.tables import Round, Task
+from archipel.server.database.tables import Device, Round, Task
 from archipel.server.database.task_requests import audited, request_of
 from archipel.server.devices.root_devices import check_root_device
 from archipel.server.devices.smallest_answer import check_enough
@@ -29,6 +31,7 @@ from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.registry import rollouts
 from archipel.server.rounds import reach
 from archipel.server.rounds.assigning import let_go
+from archipel.server.rounds.candidates import fewest
 from archipel.server.rounds.checks import check_first_plan, check_task
 from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluations
 from archipel.server.rounds.noise import ledger
@@ -68,9 +71,20 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
 
 def foresee_task(call: Call[TaskRequest]) -> list[str]:
     """What its settings make likely to go wrong. Raises as `create_task`; nothing is written."""
-    checked = _settle(call, call.services.clock())
+    now = call.services.clock()
+    checked = _settle(call, now)
+    needed = fewest(new_task(checked, task_id=secrets.token_hex(16), request_digest=None, now=now))
+    living = select(func.count()).where(Device.population == checked.population, Device.revoked.is_(None))
     with call.services.database.read() as session:
-        return hints_of(session, checked)
+        enrolled = session.scalar(living) or 0
+        hints = hints_of(session, checked)
+    if enrolled < needed:
+        hints.insert(
+            0,
+            f"a round begins with {needed} devices, and the population {checked.population} has {enrolled}: it waits "
+            "until more have enrolled",
+        )
+    return hints
 
 
 def _settle(call: Call[TaskRequest], now: float) -> TaskRequest:
