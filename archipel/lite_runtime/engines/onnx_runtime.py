@@ -116,7 +116,10 @@ def products_overflow() -> bool:
 
     Found by a product, in some 5 ms, once in a process.
     """
-    session = onnxruntime().InferenceSession(_PRODUCT, providers=["CPUExecutionProvider"])
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
     largest = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 16), 127, np.int8)}
     return bool((session.run(None, largest)[0] != 64 * 255 * 127).any())
 
