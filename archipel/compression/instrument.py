@@ -14,7 +14,7 @@ from archipel.compression.matching import Reading
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.library_errors import one_line
-from archipel.lite_runtime.engines.onnx_runtime import error_types, keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import error_types, open_exact
 
 
 class Instrumented:
@@ -31,7 +31,6 @@ class Instrumented:
             return
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        keep_exact(options)
         model = Model(model.ir)  # a CompressedModel would save its deployed form
         if readings is not None:
             model = _with_outputs(model, readings)
@@ -40,9 +39,7 @@ class Instrumented:
             path = Path(folder) / "model.onnx"
             model.save(path)
             try:
-                self._session = onnxruntime.InferenceSession(
-                    str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
-                )
+                self._session = open_exact(str(path), options, enable_fallback=0)
             except error_types() as error:
                 raise CompressionError(f"model {what}: ONNX Runtime cannot load it: {one_line(error)}") from None
         self._inputs = {value.name: _numpy_type(value.type) for value in self._session.get_inputs()}

@@ -14,7 +14,7 @@ from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.library_errors import one_line
-from archipel.lite_runtime.engines.onnx_runtime import error_types, keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import error_types, open_exact
 from archipel.training.losses import CrossEntropy, Loss, counted, cross_entropy, mse, total
 
 BATCH = 256
@@ -79,10 +79,9 @@ def open_session(
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    keep_exact(options)
     options.intra_op_num_threads = threads
     try:
-        session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+        session = open_exact(model.to_bytes(), options)
     except error_types() as error:
         raise CompressionError(f"ONNX Runtime cannot open the model: {one_line(error)}") from None
 

@@ -15,7 +15,7 @@ from archipel.graph import Model
 from archipel.graph.shapes import constant_array
 from archipel.graph.walk import trace_back
 from archipel.library_errors import one_line
-from archipel.lite_runtime.engines.onnx_runtime import error_types, keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import error_types, open_exact
 from archipel.lite_runtime.fields import describe
 
 FILE = "self_test.safetensors"
@@ -123,10 +123,9 @@ def _answers(
     """The first choice of examples that the program accepts, and its outputs for them."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # the errors say the same
-    keep_exact(options)
     options.intra_op_num_threads = 1  # so that the order of sums does not depend on the machine's cores
     try:
-        session = onnxruntime.InferenceSession(predict.to_bytes(), options, providers=["CPUExecutionProvider"])
+        session = open_exact(predict.to_bytes(), options)
     except error_types() as error:
         raise ConversionError(f"self_test: ONNX Runtime cannot open predict: {one_line(error)}") from None
     names = [value.name for value in session.get_outputs()]

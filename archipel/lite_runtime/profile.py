@@ -17,7 +17,7 @@ import numpy as np
 
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.engines.delegates import name_of
-from archipel.lite_runtime.engines.onnx_runtime import error_types, keep_exact, onnxruntime, program_error
+from archipel.lite_runtime.engines.onnx_runtime import error_types, onnxruntime, open_exact, program_error
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.resident import ResidentPeak
@@ -151,14 +151,11 @@ def profile_graph(path: Path, feed: Mapping[str, np.ndarray], runs: int = 20, th
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 4
-        keep_exact(options)
         options.add_session_config_entry("session.load_model_format", "ONNX")
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         try:
-            session = ort.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
-            )  # fmt: skip
+            session = open_exact(str(path), options, enable_fallback=0)
             for _ in range(WARMUP + runs):
                 session.run(None, dict(feed))
         except error_types() as error:

@@ -20,7 +20,7 @@ from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import normalize
 from archipel.graph.model import Model
 from archipel.lite_runtime.engines.delegates import Delegates, split_device
-from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, keep_exact, onnxruntime
+from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, onnxruntime, open_exact
 from archipel.lite_runtime.fields import BATCH_ROLES
 from archipel.lite_runtime.training.loop import MOVING
 from archipel.simulation.sums import LaneArrays
@@ -158,8 +158,7 @@ class LaneProgram:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 4
         options.enable_mem_pattern = False
-        keep_exact(options)
-        native = ort.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+        native = open_exact(model.to_bytes(), options)
         self._session = Session(name, native, error_types())
 
     def run(self, feed: Arrays, lanes: int) -> dict[str, NDArray[Any]]:

@@ -33,7 +33,7 @@ from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of, parse_recipe, write_recipe
 from archipel.errors import CompressionError
 from archipel.graph.check import check_model
-from archipel.lite_runtime.engines.onnx_runtime import keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import open_exact
 
 Fields = tuple[np.ndarray, np.ndarray]
 
@@ -231,8 +231,7 @@ def test_what_every_part_keeps(kind: str, name: str) -> None:
 
 def run(model: Model, x: np.ndarray, optimized: bool = True) -> np.ndarray:
     options = onnxruntime.SessionOptions()
-    keep_exact(options)
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+    session = open_exact(model.to_bytes(), options)
     return session.run(None, {model.inputs[0].name: x})[0]  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from archipel.compression.deploy import deploy, refresh_program
 from archipel.datasets import digits_by_writer
 from archipel.errors import CompressionError
 from archipel.graph import Model
-from archipel.lite_runtime.engines.onnx_runtime import keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import open_exact
 from archipel.models import digits_cnn
 
 
@@ -34,8 +34,7 @@ def quantized(model: Model, digits: np.ndarray) -> CompressedModel:
 
 def run(model: Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     options = ort.SessionOptions()
-    keep_exact(options)
-    session = ort.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+    session = open_exact(model.to_bytes(), options)
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
 
 

@@ -15,6 +15,7 @@ from archipel.compression import StaticInt8
 from archipel.converter import Compression, Signing, Training, convert
 from archipel.errors import ConversionError
 from archipel.graph import Model
+from archipel.lite_runtime.engines.onnx_runtime import open_exact
 from archipel.models import digits_cnn
 
 KEY = b.generate_key()
@@ -45,7 +46,7 @@ def bundle(model: Model, images: np.ndarray, tmp_path_factory: pytest.TempPathFa
 
 
 def session(bundle: b.Bundle, name: str) -> ort.InferenceSession:
-    return ort.InferenceSession(str(bundle.program_path(name)), providers=["CPUExecutionProvider"])
+    return open_exact(str(bundle.program_path(name)), ort.SessionOptions())
 
 
 @pytest.mark.sampled(every=2)

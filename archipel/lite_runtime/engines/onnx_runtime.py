@@ -110,6 +110,9 @@ _PRODUCT = (
 """An ONNX file: y = MatMulInteger(a, b), of uint8 and int8."""
 
 
+_TO_UINT8 = "session.x64quantprecision"
+
+
 @cache
 def products_overflow() -> bool:
     """Whether integer kernels are wrong here: those of x86-64 without VNNI add two products in 16 bits.
@@ -124,15 +127,30 @@ def products_overflow() -> bool:
     return bool((session.run(None, largest)[0] != 64 * 255 * 127).any())
 
 
-def keep_exact(options: Any) -> None:
-    """Have a session on the CPU compute quantized layers as the graph says, where the processor's kernels would not.
+def open_exact(source: str | bytes, options: Any, **more: Any) -> Any:
+    """A session of ONNX Runtime on the CPU that computes quantized layers as the graph says, also where the processor's
+    integer kernels would not.
 
-    Layers between QuantizeLinear and DequantizeLinear are computed in float then, and the weights of integer products
+    There, layers between QuantizeLinear and DequantizeLinear are computed in float, and the weights of integer products
     are moved to uint8, whose kernels are exact.
+
+    Args:
+        source: a file's path, or the graph in bytes.
+        options: of the session; changed where that is needed.
+        more: further arguments of ONNX Runtime's InferenceSession.
     """
-    if products_overflow():
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.add_session_config_entry("session.x64quantprecision", "1")
+    ort = onnxruntime()
+    more = {"providers": ["CPUExecutionProvider"], **more}
+    if not products_overflow():
+        return ort.InferenceSession(source, options, **more)
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.add_session_config_entry(_TO_UINT8, "1")
+    try:
+        return ort.InferenceSession(source, options, **more)
+    except error_types():
+        # ONNX Runtime forgets the zero points of some operators, such as its own QGemm, of which archipel makes none.
+        options.add_session_config_entry(_TO_UINT8, "0")
+        return ort.InferenceSession(source, options, **more)
 
 
 @cache

@@ -35,8 +35,8 @@ from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
 from archipel.lite_runtime.engines.onnx_runtime import (
     Session,
     error_types,
-    keep_exact,
     onnxruntime,
+    open_exact,
     program_error,
     share_arena,
 )
@@ -206,7 +206,8 @@ class Sessions:
         if fallback:
             providers.append(("CPUExecutionProvider", {}))
         # Without ONNX Runtime's own fallback, which prints to standard output and tries the CPU alone.
-        native = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        open_native = ort.InferenceSession if delegates else open_exact
+        native = open_native(str(path), options, providers=providers, enable_fallback=0)
         return Session(name, native, error_types(), keep, kernels)
 
     def _register_kernels(self, name: str, path: Path, options: Any) -> str:
@@ -255,7 +256,6 @@ class Sessions:
         if not names:
             # One arena for all sessions: programs run one after the other and can use the same memory.
             share_arena()
-            keep_exact(options)
             options.add_session_config_entry("session.use_env_allocators", "1")
         if "xnnpack" in names:
             # It has threads of its own; ONNX Runtime's must not fight them for the cores.

@@ -14,7 +14,7 @@ from archipel.compression import CompressedModel, Examples
 from archipel.compression.part import Part
 from archipel.compression.work import Work
 from archipel.graph import Model
-from archipel.lite_runtime.engines.onnx_runtime import keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import open_exact
 from archipel.training.losses import Loss, cross_entropy
 from tests.support.quantized_network import Apply, Network, Run, Stored
 
@@ -63,10 +63,9 @@ def run() -> Run:
     def answer(model: Model, x: np.ndarray, optimized: bool = True) -> np.ndarray:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        keep_exact(options)
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+        session = open_exact(model.to_bytes(), options)
         return session.run(None, {session.get_inputs()[0].name: x})[0]  # type: ignore[no-any-return]
 
     return answer

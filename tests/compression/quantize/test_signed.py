@@ -13,7 +13,7 @@ from torch import nn
 from archipel.compression import StaticInt8, compress
 from archipel.compression.deploy import deploy
 from archipel.graph import Model
-from archipel.lite_runtime.engines.onnx_runtime import keep_exact
+from archipel.lite_runtime.engines.onnx_runtime import open_exact
 
 
 class Turned(nn.Module):
@@ -33,10 +33,9 @@ BEHIND = {
 
 def answers(model: bytes | str, x: np.ndarray, optimized: bool) -> np.ndarray:
     options = onnxruntime.SessionOptions()
-    keep_exact(options)
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = open_exact(model, options)
     [answer] = session.run(None, {session.get_inputs()[0].name: x})
     return np.asarray(answer)
 
