@@ -56,7 +56,7 @@ def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devi
             world.until(lambda: [row for row in world.rows() if row.state == "summed"])
             time.sleep(4.0)
             world.root.start()
-            world.until(lambda: world.operator.tasks.get(task.task_id).state != "running", 90.0)
+            world.until(lambda: world.operator.tasks.get(task.task_id).state != "running", 240.0)
             world.until(lambda: all(agent.rounds[-1].step == "closed" for agent in devices))
         assert world.operator.tasks.get(task.task_id).state == "completed"
         first, *_, last = world.rounds(task)

@@ -267,7 +267,7 @@ class EdgeWorld:
         if errors:
             raise errors[0]
 
-    def until(self, condition: Callable[[], object], seconds: float = 40.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             told = [(event.name, dict(event.detail)) for event in self.events if event.name != "waiting"][-12:]
