@@ -48,7 +48,8 @@ def test_other_kinds_of_rounds(federation: Federation, kind: str) -> None:
     task = federation.task(kind=kind, cohort=3, threshold=None, **more)
     federation.run(agents, over(federation, task), timeout=60)
     assert federation.wait(task).state == "completed"
-    [info] = federation.rounds(task)
+    # On a slow machine a child may come too late for a round, and another one follows.
+    [info] = [each for each in federation.rounds(task) if each.phase == "committed"]
     data = [federation.data(number) for number in range(3)]
     y = np.concatenate([fields["y"] for fields in data])
     if kind == "evaluation":
