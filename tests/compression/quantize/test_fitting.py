@@ -153,7 +153,7 @@ class Uneven(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(2)
+        torch.manual_seed(3)  # with which it gives all five answers
         self.first, self.uneven, self.last = nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 1), nn.Linear(8 * 64, 5)
         with torch.no_grad():
             factors = 10.0 ** torch.linspace(-3, 1, 8)
@@ -172,7 +172,7 @@ def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Appl
     given = Examples({"x": x}, run(model, x).argmax(axis=1))  # so the float network is always right
     rough = {"per_channel": False}
     found, _ = apply(model, Whole(**rough), given)
-    assert (run(found.deployed(), x).argmax(axis=1) == given.labels).mean() < 0.95
+    assert (run(found.deployed(), x).argmax(axis=1) == given.labels).mean() < 0.9
     found, facts = apply(model, Whole(**rough, max_drop=2.0), given)
     worst = min(facts["signal_to_noise_db"], key=lambda name: facts["signal_to_noise_db"][name])
     assert worst in facts["float_layers"]
