@@ -14,6 +14,9 @@ from archipel.protocol.operator.tasks import TaskInfo
 from tests.edge.test_rounds import uplink
 from tests.support.edge_world import AT_EDGE, TIMES, ComputedSite, EdgeWorld, open_edge_world
 
+LONGER = TIMES["masking"] + 1
+"""Than any of the phases behind the first."""
+
 
 def begin(world: EdgeWorld, **deadlines: float) -> tuple[TaskInfo, list[Agent], Agent]:
     devices = [world.device(number) for number in (1, 2)]
@@ -35,7 +38,7 @@ def test_a_sum_that_is_made_meanwhile_is_delivered_when_the_upstream_is_back(tmp
             assert [entry.step for agent in devices for entry in agent.rounds] == ["unmasking"] * 2
             # The edge serves its own devices all the while, also with tasks of its own.
             assert world.edge_operator.tasks.get(task.task_id).state == "running"
-            time.sleep(max(0.0, 4.0 - (time.monotonic() - away)))  # longer than any of the phases that follow
+            time.sleep(max(0.0, LONGER - (time.monotonic() - away)))
             world.root.start()
             world.until(lambda: world.operator.tasks.get(task.task_id).state != "running")
             world.until(lambda: all(agent.rounds[-1].step == "closed" for agent in devices))
@@ -49,12 +52,14 @@ def test_a_sum_that_is_made_meanwhile_is_delivered_when_the_upstream_is_back(tmp
 @pytest.mark.sampled(every=5)
 def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devices_once(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
-        task, devices, edge = begin(world, advertising=4.0)
+        task, devices, edge = begin(world, advertising=TIMES["masking"])
         with world.running():
             world.until(lambda: [row for row in world.rows() if row.state == "open"])
+            # The first phase is the longest: the other sites have to be there before LONGER is too late.
+            world.until(lambda: world.rounds(task)[0].phase != "assigning")
             world.root.stop()
             world.until(lambda: [row for row in world.rows() if row.state == "summed"])
-            time.sleep(4.0)
+            time.sleep(LONGER)
             world.root.start()
             world.until(lambda: world.operator.tasks.get(task.task_id).state != "running", 240.0)
             world.until(lambda: all(agent.rounds[-1].step == "closed" for agent in devices))

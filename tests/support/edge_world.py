@@ -40,8 +40,9 @@ from tests.support.server import ServerProcess
 from tests.support.tree import QUICK, same_draws
 
 SITES = b.Aggregators(min_site_cohort=2, max_site_cohort=4)
-TIMES = {"assigning": 20.0, "advertising": 6.0, "sharing": 3.0, "complaining": 3.0, "masking": 3.0, "confirming": 3.0,
-         "unmasking": 3.0}  # fmt: skip
+TIMES = {"assigning": 20.0, "advertising": 12.0, "sharing": 6.0, "complaining": 6.0, "masking": 6.0, "confirming": 6.0,
+         "unmasking": 6.0}  # fmt: skip
+"""Only who waits for somebody that is away waits for so long. On a busy machine an edge answers after seconds."""
 AT_EDGE, AT_ROOT = "patients", "hospitals"
 
 
