@@ -164,7 +164,7 @@ class Copy:
         options = ["-x", "-m", chosen, "-p", "no:cacheprovider", "--tb=line"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         # Which of a file's tests notices must not depend on the commit.
-        environment = {**self._environment, "ARCHIPEL_ALL_SAMPLED_UP_TO": "3"}
+        environment = {**self._environment, "ARCHIPEL_ALL_SAMPLED_UP_TO": "6"}
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -28,7 +28,7 @@ def borrowed(text: str) -> list[str]:
     return sorted(name for name in imported(text) if "conftest" in name.split("."))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_imports_from_a_conftest() -> None:
     found = {path.relative_to(TESTS).as_posix(): borrowed(path.read_text()) for path in TESTS.rglob("*.py")}
     assert not {name: names for name, names in found.items() if names}, "put what is shared into tests/support"
@@ -62,7 +62,7 @@ def replaced(texts: Iterable[str]) -> list[str]:
     return sorted(name for name, count in names.items() if count > 1)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tests_that_run_in_two_places_do_not_replace_each_other() -> None:
     for path in TESTS.rglob("test_*.py"):
         modules = starred(path.read_text())

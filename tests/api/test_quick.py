@@ -82,7 +82,7 @@ def test_a_revision_that_is_not_there(root: Path) -> None:
     assert "nowhere" in said
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_module_is_formatted_and_its_importers_are_tested(root: Path) -> None:
     (root / "archipel/room.py").write_text("def allow(age: int) -> bool:\n    return age   >= 18\n")
     code, said = quick(root)
@@ -103,7 +103,7 @@ def test_a_module_is_formatted_and_its_importers_are_tested(root: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_there_is_no_time_for_is_said(root: Path) -> None:
     (root / ".cache").mkdir()
     (root / ".cache/test-seconds.json").write_text('{"tests/house/test_house.py": 58.0}')
@@ -118,7 +118,7 @@ def test_what_there_is_no_time_for_is_said(root: Path) -> None:
     assert "1 passed, 1 deselected" in done.stdout
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_test_begins_when_the_time_is_over(root: Path) -> None:
     """However short they were before."""
     test = "import time\n\n\ndef test_a():\n    time.sleep(1.5)\n\n\ndef test_b():\n    raise SystemError\n"
@@ -129,7 +129,7 @@ def test_no_test_begins_when_the_time_is_over(root: Path) -> None:
     assert after("left out for lack of time: 1 files", said) == "tests/room/ test_room.py"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_first_thing_that_fails_ends_it(root: Path) -> None:
     (root / "archipel/room.py").write_text("def allow(age: int) -> bool:\n    return age > 18\n")
     code, said = quick(root)
@@ -151,7 +151,7 @@ def test_the_first_thing_that_fails_ends_it(root: Path) -> None:
     assert not any(line.startswith("== types") for line in said)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_since_a_revision(root: Path) -> None:
     """A commit of this branch, a changed test and what no test covers."""
     git(root, "checkout", "--quiet", "-b", "branch")

@@ -102,6 +102,7 @@ def sections(root: Path) -> dict[str, list[str]]:
     return {name: [" ".join(line.split()) for line in found if line] for name, found in lines.items()}
 
 
+@pytest.mark.sampled(every=3)
 def test_what_fails_and_what_hangs_are_told_at_the_end(tmp_path: Path) -> None:
     # Long enough for the other rooms on a busy machine.
     build(tmp_path, TREE, limit=12)
@@ -123,6 +124,7 @@ def test_what_fails_and_what_hangs_are_told_at_the_end(tmp_path: Path) -> None:
     assert told["failures, and what runs each alone"] == failures[1:]
 
 
+@pytest.mark.sampled(every=3)
 def test_all_of_it_with_mutations_after_a_room_that_failed(tmp_path: Path) -> None:
     build(tmp_path, TREE)
     code, table, failures, last = run(tmp_path, "--all", "good", "bad")
@@ -135,11 +137,13 @@ def test_all_of_it_with_mutations_after_a_room_that_failed(tmp_path: Path) -> No
     assert any("good/older" in line and line.startswith("killed") for line in told["mutations"])
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_failed(tmp_path: Path) -> None:
     build(tmp_path, TREE)
     assert run(tmp_path, "--all", "good") == (0, ["good", "mutants", "all rooms"], [], "2 passed, 0 failed, 0 skipped")
 
 
+@pytest.mark.sampled(every=3)
 def test_what_a_room_dies_of_is_told(tmp_path: Path) -> None:
     """A process that ends in the middle, a file that cannot be imported, a fixture that fails; and what was skipped."""
     build(tmp_path, {**OTHER_ROOMS, "pyproject.toml": TREE["pyproject.toml"]})
@@ -155,6 +159,7 @@ def test_what_a_room_dies_of_is_told(tmp_path: Path) -> None:
     assert sections(tmp_path)["skipped"] == ["no moon", "1 in tests/broken/deep/test_deep.py"]
 
 
+@pytest.mark.sampled(every=3)
 def test_lines_come_while_the_room_runs(tmp_path: Path) -> None:
     build(tmp_path, {"tests/talk/test_a.py": "def test_it(): pass\n", "tests/talk/test_b.py": WAITS})
     process = subprocess.Popen(
@@ -169,6 +174,7 @@ def test_lines_come_while_the_room_runs(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("asked", "processes"),
     [

@@ -68,6 +68,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", ["float", "double"])
 def test_gradients_are_the_same_and_less_is_alive(dtype: str) -> None:
     model = chain(dtype=dtype)
@@ -79,6 +80,7 @@ def test_gradients_are_the_same_and_less_is_alive(dtype: str) -> None:
     assert alive(small) < 0.75 * alive(plain)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_model_itself_stays() -> None:
     model = chain()
     marked = autodiff.checkpoint(model)
@@ -91,6 +93,7 @@ def test_the_model_itself_stays() -> None:
     assert alive(grads[0]) == alive(grads[1])
 
 
+@pytest.mark.sampled(every=3)
 def test_values_to_keep_by_name() -> None:
     model = chain()
     plain = autodiff.gradient(model, wrt=model.parameter_names)
@@ -144,7 +147,7 @@ def test_a_part_waits_for_the_gradients_behind_it() -> None:
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_budget_is_kept_with_less_work_the_larger_it_is(share: float) -> None:
     model = chain()
     plain = autodiff.vjp(model, ["loss"], model.parameter_names)
@@ -156,6 +159,7 @@ def test_budget_is_kept_with_less_work_the_larger_it_is(share: float) -> None:
     assert products(plain) < products(small) <= products(least)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_budget_that_is_large_enough_marks_nothing() -> None:
     model = chain()
     marked = autodiff.checkpoint(autodiff.checkpoint(model), budget_bytes=10**9)
@@ -163,7 +167,7 @@ def test_a_budget_that_is_large_enough_marks_nothing() -> None:
     assert len(plain.ir.graph) == len(same_.ir.graph)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
     model = chain()
     with pytest.raises(
@@ -193,6 +197,7 @@ def test_errors(arguments: dict, text: str) -> None:
         autodiff.checkpoint(chain(4), **arguments)
 
 
+@pytest.mark.sampled(every=3)
 def test_composes_with_second_derivatives() -> None:
     model = chain(4, 3, "double")
     marked = autodiff.checkpoint(model, at=["h1"])
@@ -240,7 +245,7 @@ g (float[n, 4] x, bool c) => (float loss) <float[4, 4] w, int64 k = {3}, bool t 
 
 
 @pytest.mark.parametrize("at", [["e"], ["b", "d"]])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_loops_and_branches_that_capture_values(at: list[str]) -> None:
     proto = onnx.parser.parse_model(LOOPS)
     w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -332,7 +337,7 @@ def root(x):
 
 
 @pytest.mark.parametrize(("function", "at"), [(moving_average, "auto"), (moving_average, ["Loop"]), (root, "auto")])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_loops_of_python_functions(function: Callable[..., Any], at: Any) -> None:
     """Their bodies hold constants, and their gradients are so small that no budget below the whole is reached."""
     x = np.random.default_rng(0).uniform(0.5, 1, 5)

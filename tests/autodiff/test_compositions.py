@@ -18,7 +18,7 @@ MOVED = ["x", "w"]
 
 
 @pytest.mark.parametrize(("depth", "examples"), [(1, 3), pytest.param(2, 20, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_generated_programs(depth: int, examples: int) -> None:
     def check(program: Program) -> None:
         model = parse(INPUTS, f"T loss, T[n, 3] {program.result}", f"{program.text} {SUM.format(program.result)}")

@@ -55,7 +55,7 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize(("depth", "examples"), [(2, 12), pytest.param(3, 60, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_generated_programs(depth: int, examples: int) -> None:
     """First and second derivatives and jvp, against PyTorch; float32 against float64; the transpose of each other."""
 
@@ -195,7 +195,7 @@ NUMBERS = """<T zero = {0.0}, T half = {0.5}, T three = {3.0}, T tiny = {0.00000
 
 
 @pytest.mark.parametrize("case", PAIRS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_as_pytorch_runs_it(case: str) -> None:
     """First and second derivatives against torch.autograd of the same program in Python."""
     function, shapes, nodes = PAIRS[case]
@@ -286,6 +286,7 @@ def test_bounds_on_values_that_are_computed_again() -> None:
         np.testing.assert_allclose(run(derived, {"x": x})["x.grad"], given.grad, rtol=1e-9)
 
 
+@pytest.mark.sampled(every=3)
 def test_three_orders() -> None:
     """The third derivative of x -> sin applied twice in a Loop, in closed form by PyTorch."""
     model = parse(

@@ -82,7 +82,7 @@ def reference(marks: dict[str, Callable], x: torch.Tensor, w: torch.Tensor) -> t
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_first_and_second_derivatives_equal_pytorch(case: str, tmp_path: Path) -> None:
     change, marks = CASES[case]
     plain = load()

@@ -36,7 +36,7 @@ def reference(model: bytes, outputs: list[str], feed: dict[str, np.ndarray]) -> 
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5])
 @pytest.mark.parametrize("fixed", [True, False], ids=["constants", "at run time"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_gradient_passes_where_nothing_was_dropped(run: Run, outputs: int, ratio: float, fixed: bool) -> None:
     # The seed keeps the reference to one mask; ONNX Runtime's is the one of its run either way.
     case = Case(

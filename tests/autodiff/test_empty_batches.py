@@ -29,7 +29,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_no_example_moves_no_weight(layer: str) -> None:
     inputs, nodes = LAYERS[layer]
     text = f"""<ir_version: 10, opset_import: ["" : 21]> agraph ({inputs}) => (float loss) <int64 three = {{3}}>

@@ -63,7 +63,7 @@ def raise_order(m: Model, steps: str) -> tuple[Model, str]:
 
 
 @pytest.mark.parametrize("op_type", THIRD)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_elementwise_functions(op_type: str) -> None:
     """Elementwise, so every composition gives the third derivative times the product of all tangents and cotangents."""
     body = f"y = {op_type} (x)  s = ReduceSum <keepdims = 0> (y)"
@@ -91,7 +91,7 @@ def network(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch.func.jvp uses it
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_network_equals_torch_func() -> None:
     m, rng = model(NETWORK), np.random.default_rng(2)
     x, u, v = (rng.standard_normal((2, 3)) for _ in range(3))

@@ -128,7 +128,7 @@ def test_all_functions_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_derivatives_equal_those_of_jax(name: str) -> None:
     m, part = model(name), VECTORS[name]
     feed = {key: np.array(part[key]) for key in ("x", "c")}

@@ -51,7 +51,7 @@ def sum_of_tanh(op_type: str, attributes: dict[str, Any], constants: dict[str, n
 
 
 @pytest.mark.parametrize("op_type", CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_second_derivatives(op_type: str) -> None:
     attributes, channels, function = CASES[op_type]
     constants = {"scale": RNG.standard_normal(channels), "bias": RNG.standard_normal(channels)}

@@ -115,7 +115,7 @@ def model(op_type: str, attributes: dict[str, Any], shapes: list[tuple[int, ...]
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_gradient_of_a_gradient(name: str) -> None:
     op_type, attributes, shapes, function = CASES[name]
     rng = np.random.default_rng(7)

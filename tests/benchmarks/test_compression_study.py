@@ -27,7 +27,7 @@ def bits(right: np.ndarray) -> str:
     return base64.b64encode(np.packbits(right).tobytes()).decode()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_result_is_made_once_and_again_for_another_key(study: ModuleType, tmp_path: Path) -> None:
     from cells import Cells
 
@@ -49,6 +49,7 @@ def test_a_result_is_made_once_and_again_for_another_key(study: ModuleType, tmp_
     assert said == ["a", "a", "a"]  # the one that was stopped, and the two made
 
 
+@pytest.mark.sampled(every=3)
 def test_the_interval_is_that_of_the_paired_differences(study: ModuleType) -> None:
     from evaluation import difference
 

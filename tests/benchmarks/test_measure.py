@@ -61,7 +61,7 @@ def test_processors_of_one_name_are_told_apart(measure: ModuleType, tmp_path: Pa
     assert measure._processor(tmp_path / "cpuinfo") == "AMD EPYC (family 26, model 2, stepping 1)"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_json_keeps_standard_output_for_rows(measure: ModuleType) -> None:
     command = [sys.executable, FOLDER / "secagg.py", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -31,7 +31,7 @@ def membership(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return membership
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_area_is_that_of_scikit_learn(bounds: ModuleType) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_delta_counts_as_the_theorem_says(bounds: ModuleType) -> None:
     assert found < bounds.epsilon_of_guesses(right, guesses, canaries, 0.0)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_bound_holds_for_randomised_response(bounds: ModuleType) -> None:
     """A mechanism that tells each bit truly with probability e^2 / (e^2 + 1) has an epsilon of 2, and no less."""
     rng, truthful = np.random.default_rng(1), math.exp(2) / (1 + math.exp(2))
@@ -77,7 +77,7 @@ def test_the_bound_holds_for_randomised_response(bounds: ModuleType) -> None:
     assert np.median(found) > 1.7
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_estimate_is_that_of_the_accountant(bounds: ModuleType) -> None:
     """Of Gaussian noise, whose exact epsilon dp-accounting has by privacy loss distributions."""
     pytest.importorskip("dp_accounting")
@@ -92,7 +92,7 @@ def test_the_estimate_is_that_of_the_accountant(bounds: ModuleType) -> None:
         assert found == pytest.approx(exact, rel=2e-3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_likelihood_ratio_is_that_of_densities(membership: ModuleType) -> None:
     """Two devices, one digit: by hand, with the densities of SciPy."""
     stats = pytest.importorskip("scipy.stats")

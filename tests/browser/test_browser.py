@@ -47,7 +47,7 @@ def driven(serve: Callable[[Path], str], address: str) -> str:
     return serve(folder / "dist")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
     coding: dict[str, str | None] = {}
     demo.page.on("response", lambda answer: coding.update({answer.url: answer.headers.get("content-encoding")}))
@@ -69,7 +69,7 @@ def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
     assert demo.page.evaluate("crossOriginIsolated")
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_asks_a_busy_server_again(demo: Demo) -> None:
     refused: dict[str, float] = {}
     early: list[str] = []
@@ -93,7 +93,7 @@ def test_it_asks_a_busy_server_again(demo: Demo) -> None:
     demo.expect_answer(2)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_learns_it_remembers_and_it_can_be_reset(demo: Demo) -> None:
     demo.open()
     published = demo.share("check-before")
@@ -134,7 +134,7 @@ def test_it_learns_it_remembers_and_it_can_be_reset(demo: Demo) -> None:
     assert demo.complaints == []
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_pauses_goes_on_and_survives_a_closed_page(demo: Demo) -> None:
     demo.open()
     demo.page.locator("#automatic").uncheck()
@@ -173,7 +173,7 @@ def train_and_pause(demo: Demo) -> int:
     raise AssertionError("training was over before it could be paused")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_keyboard_alone_is_enough(demo: Demo) -> None:
     demo.open()
     keyboard = demo.page.keyboard
@@ -203,7 +203,7 @@ def other_manifest(bundle: bytes) -> bytes:
         ("digits.bundle", other_manifest, "SignatureError"),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_bundle_that_was_tampered_with(demo: Demo, name: str, change: Callable[[bytes], bytes], error: str) -> None:
     original = (PAGE_FOLDER / "model" / name).read_bytes()
     data = change(original)
@@ -215,6 +215,7 @@ def test_a_bundle_that_was_tampered_with(demo: Demo, name: str, change: Callable
     assert demo.page.locator("#train").is_disabled()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_swapped_together_with_the_key_beside_it(demo: Demo) -> None:
     """Whoever can write the files that the page fetches signs a bundle of their own and puts their key beside it. The
     page knows the publisher's key from when it was built, and looks at no other."""
@@ -252,7 +253,7 @@ def painted(page: Page, canvas: str) -> bool:
     return int(page.locator(canvas).evaluate(script)) > 3
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
     """Fifty steps of the same bundle, data and seed; so small that processors' different rounding does not grow."""
     model = PAGE_FOLDER / "model"
@@ -281,7 +282,7 @@ def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -
     np.testing.assert_allclose(np.reshape(found["logits"], (-1, 10)), runtime.predict(x), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:
     with chromium.new_context() as context:
         page = context.new_page()

@@ -19,7 +19,7 @@ from tests.support.fixtures.demo_page import (
 )
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_focus_stays_and_the_keys_can_be_switched_off(demo: Demo) -> None:
     demo.open()
     demo.draw(ONE_LIKE_SEVEN)
@@ -55,7 +55,7 @@ def test_the_focus_stays_and_the_keys_can_be_switched_off(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (360, 640)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_on_a_phone_the_answer_is_seen_while_one_draws(demo: Demo, width: int, height: int) -> None:
     demo.page.set_viewport_size({"width": width, "height": height})
     demo.open()
@@ -71,7 +71,7 @@ def test_on_a_phone_the_answer_is_seen_while_one_draws(demo: Demo, width: int, h
         assert pad["y"] + pad["height"] <= height
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_download_is_told(demo: Demo) -> None:
     demo.page.add_init_script("""
         window.told = [];

@@ -48,7 +48,7 @@ def publish_digits(federation: Federation) -> str:
     return federation.operator.bundles.upload(file).digest
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_what_is_drawn_trains_the_common_network(chromium: Browser, federation: Federation) -> None:
     bundle = publish_digits(federation)
     examples = np.random.default_rng(0).random((8, 1, 28, 28)).astype(np.float32), np.arange(8, dtype=np.int64)

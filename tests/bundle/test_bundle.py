@@ -269,7 +269,7 @@ def test_not_an_archive(tmp_path: Path) -> None:
         b.open_bundle(tmp_path / "missing", [os.urandom(32)])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_mutated_archives_raise_only_documented_errors(folder: Path, key: Ed25519PrivateKey, tmp_path: Path) -> None:
     b.pack(folder, tmp_path / "good")
     data = (tmp_path / "good").read_bytes()

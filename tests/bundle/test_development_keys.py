@@ -39,7 +39,7 @@ def test_a_made_key_has_it_and_a_real_one_never(monkeypatch: pytest.MonkeyPatch)
     assert b.generate_development_key() is made
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_is_made_once_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     key, made = b.development_key()

@@ -64,7 +64,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 # PyTorch warns that TorchScript is deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_file_of_another_kind(tmp_path: Path, name: str) -> None:
     make, expected = FILES[name]
     (tmp_path / name).write_bytes(make())

@@ -129,7 +129,7 @@ def test_version() -> None:
     assert run("version")[0].strip() == run("--version")[0].strip() == archipel.__version__ == installed
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_doctor_names_what_is_there_and_tries_what_protects(tmp_path: Path) -> None:
     (tmp_path / "device.key").touch(0o600)
     (tmp_path / "data.key").touch()
@@ -207,7 +207,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
         cli.main()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_keys_and_tokens(tmp_path: Path) -> None:
     for name in ("publisher", "enrolment", "server"):
         run("keys", str(tmp_path / name))
@@ -234,7 +234,7 @@ def test_keys_and_tokens(tmp_path: Path) -> None:
     assert "never overwritten" in err
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     import socket
 
@@ -266,6 +266,7 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

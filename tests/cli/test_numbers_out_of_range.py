@@ -91,7 +91,7 @@ LABEL = "{here}/label.npz: field 'label' has a class number that the model does 
     ],
     ids=lambda value: " ".join(value).replace("{here}/", "") if isinstance(value, list) else "",
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_one_line_says_where(archipel: Command, folder: Path, arguments: list[str], text: str) -> None:
     _, err = archipel(*(each.format(here=folder) for each in arguments), code=1)
     errors = [line for line in err.splitlines() if line.startswith("archipel: ")]

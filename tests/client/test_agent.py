@@ -34,7 +34,7 @@ def check_sum(federation: Federation, task: TaskInfo, survivors: list[tuple[Agen
 
 
 @pytest.mark.parametrize("why", ["it cannot compute", "its owner refuses"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Federation, why: str) -> None:
     def spoilt() -> dict[str, np.ndarray]:
         return {name: np.full_like(array, np.nan) for name, array in local_data(3).items()}
@@ -53,7 +53,7 @@ def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Federation,
     assert [each.left for each in second.participants] == [False] * 3
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_end_with_the_plain_sum(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(4)]
     task = federation.task(rounds=2)
@@ -80,7 +80,7 @@ def test_rounds_end_with_the_plain_sum(federation: Federation) -> None:
     assert sorted(fetched) == sorted(agent.device_id for agent in agents)  # each of them once
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_events_tell_bytes_and_details(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
@@ -111,7 +111,7 @@ class Leaver:
 
 
 @pytest.mark.parametrize("phase", ["complaining", "masking"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Federation, phase: str) -> None:
     agents = [federation.agent(number) for number in range(3)]
     leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (3, 4)]
@@ -133,7 +133,7 @@ def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Federat
     ("phase", "lacking"),
     [("complaining", "1 devices opened their shares"), ("masking", "1 masked updates arrived")],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(
     federation: Federation, phase: str, lacking: str
 ) -> None:
@@ -156,7 +156,7 @@ def test_conditions_are_asked_before_work(federation: Federation) -> None:
     assert federation.names(agent) == ["enrolled", "paused"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federation: Federation) -> None:
     reasons = iter(["", "", "the battery is low", "the battery is low"])
     agents = [federation.agent(number) for number in range(2)]
@@ -171,7 +171,7 @@ def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federat
     assert "the battery is low" in paused.detail["reason"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys_are_sent(
     federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys
     assert len(pausing.rounds) == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_stopping_leaves_the_round(federation: Federation) -> None:
     agent = federation.agent(0)
     federation.agent(1).run_once()
@@ -213,7 +213,7 @@ def test_stopping_leaves_the_round(federation: Federation) -> None:
     assert agent.run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_error_of_the_owners_code_is_passed_on(federation: Federation) -> None:
     def broken() -> dict[str, np.ndarray]:
         raise KeyError("no examples today")
@@ -277,7 +277,7 @@ def test_a_session_is_renewed_before_it_expires(federation: Federation, monkeypa
     assert session._token != token
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_that_is_away_is_waited_out(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3, rounds=2)
@@ -292,7 +292,7 @@ def test_a_server_that_is_away_is_waited_out(federation: Federation) -> None:
     check_sum(federation, task, list(zip(agents, range(3))))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Federation) -> None:
     restarted = threading.Event()
 
@@ -311,6 +311,7 @@ def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Feder
     check_sum(federation, task, list(zip(agents, range(3))))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_the_server_does_not_know_is_told(federation: Federation) -> None:
     agent = federation.agent(0)
     other = federation.agent(1, enrol=False)
@@ -335,7 +336,7 @@ def test_phases_are_those_of_the_protocol() -> None:
     assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Federation) -> None:
     """The first has confirmed and was stopped; its peers do not confirm, so that the round hangs until its deadline."""
     uploaded: list[str] = []

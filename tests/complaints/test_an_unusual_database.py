@@ -10,7 +10,7 @@ from tests.support.cluster import Cluster
 from tests.support.postgresql import administer
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_sql_ascii_is_refused_and_the_remedy_told(cluster: Cluster) -> None:
     administer(cluster, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     database = Database(cluster.url("ascii"))

@@ -35,7 +35,7 @@ def devices():
 
 
 @pytest.mark.parametrize("axis", ["off", "on"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_client_and_example_are_named(archipel: Command, tmp_path: Path, axis: str) -> None:
     onnx.save(parser.parse_model(NETWORK), tmp_path / "network.onnx")
     x, y = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32), np.arange(24) % 3

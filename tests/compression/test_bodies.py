@@ -82,7 +82,7 @@ def run(model: Model) -> np.ndarray:
     ],
     ids=lambda value: str(value)[:22],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_layers_outside_are_compressed_and_those_inside_named(start: int, part: Part, left: list[str]) -> None:
     model = network(start)
     small, report = compress(model, [part], (X, LABELS), calibration=X)

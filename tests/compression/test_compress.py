@@ -57,7 +57,7 @@ def same(a: CompressedModel, b: CompressedModel) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_training_lowers_the_loss_and_the_report_tells(data: tuple[np.ndarray, np.ndarray]) -> None:
     small, report = compress(network(), [FineTune(epochs=4, lr=3e-3)], data=data, validation=data)
     assert report.before.loss is not None
@@ -83,7 +83,7 @@ def run(model: Model, x: np.ndarray) -> np.ndarray:
     return session.run(None, {model.inputs[0].name: x})[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_stopped_anywhere_it_goes_on_to_the_same_model(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     model = network()
     told: list[object] = []

@@ -169,7 +169,7 @@ def work(original: Model, examples: Examples, **options: Any) -> Work:
     return Work(original, loss=losses.cross_entropy(), data=examples, validation=examples, **options)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_steps_are_those_of_pytorch(student: Model, teacher_file: str, examples: Examples) -> None:
     """Logits only, whole data as one batch, SGD without momentum: three steps and their losses."""
     part = Distil(4.0, 0.7, teacher=teacher_file, fine_tune=FineTune(
@@ -200,7 +200,7 @@ def test_steps_are_those_of_pytorch(student: Model, teacher_file: str, examples:
     assert around.facts["teacher"]["accuracy"] is not None
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_features_are_matched_by_resolution(student: Model, teacher: Model) -> None:
     """Names of the exporter: the ReLU before the pool, and the one before the mean."""
     found = hints(student, teacher, (), alike=True)

@@ -60,7 +60,7 @@ def parameters(model: CompressedModel) -> dict[str, np.ndarray]:
     ],
     ids=["after pruning", "distillation", "with rounding"],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_trains_as_onnx_runtime_does(network: Model, recipe: list[Part]) -> None:
     expected, found = (
         compress(network, recipe, data=DATA, validation=DATA, engine=engine) for engine in ("onnxruntime", "torch:cpu")
@@ -73,7 +73,7 @@ def test_it_trains_as_onnx_runtime_does(network: Model, recipe: list[Part]) -> N
     assert after == pytest.approx(before, abs=1e-4)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_run_goes_on_with_its_own_engine_only(network: Model, tmp_path: Path) -> None:
     calls = 0
 
@@ -99,7 +99,7 @@ def test_other_engines(network: Model, engine: str, said: str) -> None:
         compress(network, [TUNE], data=DATA, engine=engine)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_convert_trains_on_it_too(network: Model, tmp_path: Path) -> None:
     key = generate_key()
     expected, _ = compress(network, [TUNE, StaticInt8()], DATA, engine="torch:cpu")

@@ -166,7 +166,7 @@ def test_a_product_with_a_weight_behind_a_reshape() -> None:
     }
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_linear_layers_of_a_transformer_are_split() -> None:
     torch.manual_seed(0)
     tokens = np.random.default_rng(0).integers(0, 11, (4, 6))
@@ -195,7 +195,7 @@ def test_a_weight_that_is_a_product_is_found_out() -> None:
     np.testing.assert_allclose(run(small, x), run(model, x), atol=1e-4)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_energy_one_changes_nothing(lenet: Model) -> None:
     model = lenet
     x = noise(8, 1, 28, 28)
@@ -372,6 +372,7 @@ def test_networks_keep_their_signature_and_train(name: str) -> None:
     assert small.deployed().inputs == model.inputs
 
 
+@pytest.mark.sampled(every=3)
 def test_errors_say_what_to_do(lenet: Model) -> None:
     with pytest.raises(CompressionError, match="exactly one of energy, flops and size"):
         LowRank()

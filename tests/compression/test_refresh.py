@@ -123,7 +123,7 @@ def program(int8: Deployment, model: Model, trainable: Callable[[str], bool] = l
     return refresh_program(int8, parameters, state)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_same_tensors_change_nothing(model: Model, int8: Deployment) -> None:
     found, there = refreshed(program(int8, model), model.parameters), weights(int8.predict)
     assert {name.split(".")[0] for name in found} == {"conv", "depthwise", "up", "dense", "alone"}
@@ -135,7 +135,7 @@ def test_the_same_tensors_change_nothing(model: Model, int8: Deployment) -> None
         np.testing.assert_array_equal(value, there[name], err_msg=name)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_moved_tensors_give_what_pytorch_folds(model: Model, int8: Deployment) -> None:
     moved = shaken(Folding(), 7)
     found = refreshed(program(int8, model), floats(moved))
@@ -203,6 +203,7 @@ def test_a_bias_alone_may_train() -> None:
         np.testing.assert_allclose(dequantized(found, name, int8.predict), value, rtol=0, atol=1e-3)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bias_over_weights_of_nearly_nothing_fits() -> None:
     """A channel that decayed to 1e-12 would leave its bias a scale in which int32 ends at 1e-5."""
     dense, int8 = plain()

@@ -42,7 +42,7 @@ def weights(model: Model) -> dict[str, np.ndarray]:
     return {name: value.const_value.numpy() for name, value in model.ir.graph.initializers.items()}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_signature_stays_and_weights_are_int8(model: Model, quantized: CompressedModel) -> None:
     deployed = quantized.deployed()
     assert deployed.inputs == quantized.inputs == model.inputs
@@ -64,7 +64,7 @@ def test_signature_stays_and_weights_are_int8(model: Model, quantized: Compresse
             np.testing.assert_allclose(integers * weight_scale * data_scale, values, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_bias_is_the_nearest_of_its_integers(
     model: Model, quantized: CompressedModel, digits: np.ndarray
 ) -> None:
@@ -154,7 +154,7 @@ def test_errors_say_what_to_do(model: Model, quantized: CompressedModel, digits:
         refresh_program(deploy(model), {"ghost": np.zeros(2, np.float32)})
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_pooling_after_a_float_layer_comes_before_the_rounding(model: Model, digits: np.ndarray) -> None:
     """The same numbers as with the pooling behind it, and ONNX Runtime does not pool integers."""
     quantized = compress(model, [StaticInt8()], calibration=digits)[0]

@@ -60,7 +60,7 @@ def _decibels(expected: np.ndarray, given: np.ndarray) -> float:
     return 10 * math.log10(signal / ((expected - given) ** 2).sum())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_lineage_has_the_agreement(tmp_path: Path) -> None:
     module = _network(CLASSES)
     y = np.arange(len(X)) % CLASSES
@@ -74,7 +74,7 @@ def test_the_lineage_has_the_agreement(tmp_path: Path) -> None:
         assert metrics[f"snr_db_{name}"] == pytest.approx(_decibels(expected, given), abs=0.06)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_other_losses_have_a_ratio_only(tmp_path: Path) -> None:
     module = _network(2)
     for loss in (losses.mse(), None):
@@ -84,6 +84,7 @@ def test_other_losses_have_a_ratio_only(tmp_path: Path) -> None:
         assert metrics["snr_db_calibration"] == pytest.approx(_decibels(*_answers(bundle, module, X[:200])), abs=0.06)
 
 
+@pytest.mark.sampled(every=3)
 def test_labels_say_that_there_are_classes(tmp_path: Path) -> None:
     module = _network(CLASSES)
     sets = {"calibration": X[:200], "validation": (X, np.arange(len(X)) % CLASSES)}
@@ -94,6 +95,7 @@ def test_labels_say_that_there_are_classes(tmp_path: Path) -> None:
     assert "agreement_calibration" not in metrics
 
 
+@pytest.mark.sampled(every=3)
 def test_signs_are_classes(tmp_path: Path) -> None:
     module = _network(1)
     bundle = _bundle(tmp_path / "b", module, losses.binary_cross_entropy(), calibration=X[:200])
@@ -102,7 +104,7 @@ def test_signs_are_classes(tmp_path: Path) -> None:
     assert bundle.manifest.lineage.metrics["agreement_calibration"] == pytest.approx(equal)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_calibration_examples_in_another_scale_are_refused(tmp_path: Path) -> None:
     """All of them are in one class, which int8 answers as well: the noise shows what the classes do not."""
     with pytest.raises(ConversionError, match=r"calibration: .*\(all in one class\).* dB.*like those of devices") as e:
@@ -113,7 +115,7 @@ def test_calibration_examples_in_another_scale_are_refused(tmp_path: Path) -> No
         _bundle(tmp_path / "b", _network(2), losses.mse(), calibration=FAINT)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_validation_examples_show_it_too(tmp_path: Path) -> None:
     module = _network(CLASSES)
     options: dict[str, Any] = {"calibration": FAINT, "validation": (X, np.zeros(len(X), np.int64)), "min_snr": -99}
@@ -128,7 +130,7 @@ def test_validation_examples_show_it_too(tmp_path: Path) -> None:
     assert bundle.manifest.lineage.metrics["agreement_validation"] == pytest.approx(equal)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_model_that_was_compressed_before_is_compared(tmp_path: Path) -> None:
     model = Model.from_torch(_network(CLASSES), X[:2])
     bad, _ = compress(model, [StaticInt8()], calibration=FAINT)
@@ -157,7 +159,7 @@ CHANGES: dict[str, Callable[[CompressedModel], CompressedModel]] = {
 }
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("output", [0, 1])
 def test_a_compressed_model_that_was_changed_is_compared(change: str, output: int, tmp_path: Path) -> None:

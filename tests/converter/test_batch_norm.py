@@ -61,7 +61,7 @@ def runtime(bundle: b.Bundle, state: lite_runtime.DeviceState | None = None) -> 
 
 
 @BOTH
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_has_the_statistics(bundle_of: Callable[[str], b.Bundle], strategy: str) -> None:
     bundle, shared = bundle_of(strategy), strategy == "fedavg"
     assert NAMES & {spec.name for spec in bundle.manifest.parameters} == (NAMES if shared else set())

@@ -96,7 +96,7 @@ def test_a_network_of_one_rate_with_a_state_converts(voice: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("sizes", [{"samples": 20}, {}], ids=["20 samples", "any length"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_voice_activity_network_fine_tunes(voice: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
     """With a free length the If that asks for it stays in the graph that trains."""
     model = Model.from_onnx(voice).fix({"rate": 16000, "state": 0.0}, sizes)

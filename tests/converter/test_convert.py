@@ -49,7 +49,7 @@ def session(bundle: b.Bundle, name: str) -> ort.InferenceSession:
     return open_exact(str(bundle.program_path(name)), ort.SessionOptions())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_programs_ports_and_graphs_agree(bundle: b.Bundle) -> None:
     assert set(bundle.manifest.programs) == {"predict", "evaluate", "train", "refresh", "finish"}
     for name, program in bundle.manifest.programs.items():
@@ -136,7 +136,7 @@ def test_a_frozen_layer_is_not_a_parameter(model: Model, tmp_path: Path) -> None
     np.testing.assert_array_equal(bundle.tensor("conv2.weight"), model.parameters["conv2.weight"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_file_and_a_module_are_sources_too(model: Model, tmp_path: Path) -> None:
     import torch
 

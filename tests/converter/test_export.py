@@ -111,7 +111,7 @@ def run_onnx(path: Path, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [*sorted(set(NETWORKS) - {"recurrent"}), pytest.param("recurrent", marks=SLOW)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_there_and_back(name: str, tmp_path: Path) -> None:
     x, _ = data(name)
     device = trained(name, tmp_path)
@@ -159,7 +159,7 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
         pytest.param([DynamicInt8()], marks=SLOW),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object], tmp_path: Path) -> None:
     x, _ = data("convolutional")
     device = trained("convolutional", tmp_path, parts=parts)
@@ -180,7 +180,7 @@ def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object
 @pytest.mark.parametrize(
     "strategy", ["lora", "fedbn", pytest.param("ditto", marks=SLOW), pytest.param("fedrep", marks=SLOW)]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_a_strategy_keeps_on_the_device_is_in_its_model(strategy: str, tmp_path: Path) -> None:
     """Adapters are merged into their weights; statistics, heads and copies that never leave the device are those of
     the model that was saved there."""
@@ -202,7 +202,7 @@ def test_what_a_strategy_keeps_on_the_device_is_in_its_model(strategy: str, tmp_
     assert not [name for name in Model.from_onnx(tmp_path / "m.onnx").parameters if "lora" in name]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_bundle_that_only_predicts(tmp_path: Path) -> None:
     x, _ = data("perceptron")
     network, example = made("perceptron"), torch.from_numpy(x[:2])
@@ -218,7 +218,7 @@ def test_a_bundle_that_only_predicts(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float", "int8", "m.onnx"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_errors(tmp_path: Path) -> None:
     device = trained("perceptron", tmp_path)
     good, first, out = device.parameters(), device.bundle.parameters(), tmp_path / "m.onnx"

@@ -70,7 +70,7 @@ def decibels(signal: np.ndarray, other: np.ndarray) -> float:
     return float(10 * np.log10(np.square(signal).mean() / np.square(signal - other).mean()))
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize(
     ("network", "batch_norm"),
     [
@@ -106,7 +106,7 @@ def test_int8_follows_local_steps(
     assert int8.evaluate(x, y)["loss"] != floating.evaluate(x, y)["loss"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize(
     ("batch_norm", "moves", "kept"), [("train", True, True), ("frozen", False, True), ("folded", False, False)]
 )

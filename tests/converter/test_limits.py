@@ -167,7 +167,7 @@ def test_a_bound_of_its_own_stays() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_recurrent_networks(cell: str) -> None:
     """Over a fixed time training takes three times the products: forward, towards the input, towards the weights."""
     tokens = torch.zeros(2, 12, dtype=torch.int64)
@@ -181,7 +181,7 @@ def test_recurrent_networks(cell: str) -> None:
     assert 3 * forward - first <= found <= 3.1 * forward
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_however_a_step_is_nested_an_example_costs_the_same() -> None:
     model = Model.from_torch(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(2, 8))
     loss, sgd = losses.cross_entropy(), optimizers.sgd()

@@ -78,7 +78,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_values_are_counted_exactly(name: str, tmp_path: Path) -> None:
     model = Model.from_proto(onnx.parser.parse_model(HEADER + EXACT[name]))
     limit = compute_limits({"p": model}, BATCH).peak_bytes

@@ -66,7 +66,7 @@ def measured_by_torch(runtime: Runtime, x: np.ndarray, y: np.ndarray) -> tuple[f
     return float(loss), int((logits.argmax(1) == labels).sum())
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_evaluation_measures_the_answers(runtime: Runtime, digits: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = digits[0][:400], digits[1][:400]
     loss, correct = measured_by_torch(runtime, x, y)
@@ -76,7 +76,7 @@ def test_an_evaluation_measures_the_answers(runtime: Runtime, digits: tuple[np.n
     assert found["count"] == 400
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_wrong_predict_is_told(model: Model, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     x, y = digits[0][:400], digits[1][:400]
     good = load(bundle(model, tmp_path / "good", digits[0][:256]).folder, TRUSTED)
@@ -89,7 +89,7 @@ def test_a_wrong_predict_is_told(model: Model, digits: tuple[np.ndarray, np.ndar
         assert agreement.good(0.8, 10.0) is alike
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_validation_of_a_fit_measures_what_the_fit_has_made(
     model: Model, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:

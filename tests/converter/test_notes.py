@@ -66,7 +66,7 @@ def cross_entropy(logits: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_loss_reads_the_output_that_was_named(model: Model, compressed: bool, tmp_path: Path) -> None:
     source = compress(model, [StaticInt8()], calibration={model.inputs[0].name: X})[0] if compressed else model
     bundle = made(source, tmp_path / "b")
@@ -93,7 +93,7 @@ def test_a_softmax_beside_its_logits(model: Model, tmp_path: Path) -> None:
         made(model, tmp_path / "b", loss_output=None)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_notes_say_what_was_decided(model: Model, tmp_path: Path) -> None:
     assert notes(made(model, tmp_path / "train", losses.mse(), loss_output=None, trainable="head.*")) == (
         "BatchNormalization: 1 of 1 are computed into the layers before them in predict",
@@ -113,7 +113,7 @@ def test_notes_say_what_was_decided(model: Model, tmp_path: Path) -> None:
     assert "devices train 2 new tensors (52 numbers) and 0 of the model's 6 (0 of 63)" in adapters
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_note_says_what_kernels_are_for(model: Model, tmp_path: Path) -> None:
     with_kernels = {"step_options": {"kernels": True}}
     # The convolution and the gradient of its weight, BatchNormalization and its gradient, and Relu's.

@@ -50,7 +50,7 @@ def make(model: Model, **options: Any) -> Model:
     ],
     ids=["momentum", "adam on a part", "accumulated, proximal"],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_same_steps(model: Model, batches: list, options: dict, apart: float) -> None:
     once = make(model, **options)
     three = repeated(once, 3)
@@ -92,7 +92,7 @@ def write(folder: Path, programs: dict[str, Model]) -> b.Bundle:
     [{}, {"per_example": training.per_example(0.1, noise=1.0)}, {"accumulate": 2, "optimizer": optimizers.adam()}],
     ids=["plain", "noise", "accumulated"],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_bundle_takes_it(model: Model, options: dict, tmp_path: Path) -> None:
     """The manifest's validation compares every port with that of the program of one step."""
     once = make(model, **options)

@@ -59,7 +59,7 @@ def model(network: nn.Module) -> Model:
     return Model.from_torch(network, torch.zeros(2, 1, 28, 28))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_vectors_are_what_pytorch_answers(
     network: nn.Module, model: Model, tensors: Callable[[bytes], dict[str, np.ndarray]]
 ) -> None:
@@ -86,7 +86,7 @@ def test_the_same_model_gives_the_same_bytes(model: Model) -> None:
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_model_with_a_damaged_weight_does_not_pass(
     model: Model, int8: bool, tensors: Callable[[bytes], dict[str, np.ndarray]]
 ) -> None:
@@ -120,7 +120,7 @@ def onnx_tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
     return ir.tensor(array, name=name)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_steps_of_int8(model: Model, tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     calibration = {"input": np.random.default_rng(0).standard_normal((32, 1, 28, 28), np.float32)}
     int8 = compress(model, [StaticInt8()], calibration=calibration)[0].deployed()
@@ -148,7 +148,7 @@ def test_a_device_passes(model: Model, tmp_path: Path, tensors: Callable[[bytes]
     assert right(test, Runtime(bundle).predict(found["example/input"]), found["output/output"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tokens_are_below_the_size_of_the_table(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     model = Model.from_torch(models.char_rnn(0, vocabulary=12, hidden=8), torch.zeros(2, 9, dtype=torch.int64))
     test, data = self_test(predict_program(model))

@@ -41,7 +41,7 @@ def _size(bundle: b.Bundle) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("side", "examples"), [(28, 4), (250, 2), (500, 1)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_large_inputs_give_fewer_examples(side: int, examples: int, tmp_path: Path) -> None:
     bundle = convert(_model(side), tmp_path / "b", signing=Signing(KEY))
     vectors, rest = _size(bundle)
@@ -54,7 +54,7 @@ def test_large_inputs_give_fewer_examples(side: int, examples: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("batch", ["n", "2"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_example_larger_than_the_bundle_gives_no_vectors(batch: str, tmp_path: Path) -> None:
     bundle = convert(_model(900, batch), tmp_path / "b", signing=Signing(KEY))
     assert bundle.manifest.self_test is None

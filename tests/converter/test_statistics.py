@@ -36,7 +36,7 @@ def bundle(folder: Path, statistics: Sequence[AnyStatistic], **more: Any) -> Bun
     )  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_sums_of_a_device_are_those_of_numpy(tmp_path: Path) -> None:
     outputs = outputs_of()
     made = bundle(
@@ -108,7 +108,7 @@ def outputs_of() -> list[str]:
         (Histogram(name="a", edges=[0.5]), "of=''"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_statistic_of_nothing_is_refused(tmp_path: Path, statistic: AnyStatistic, words: str) -> None:
     with pytest.raises(ConversionError, match=words):
         bundle(tmp_path, [statistic])

@@ -55,7 +55,7 @@ OPTIONS: dict[str, tuple[optimizers.Optimizer, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_device_makes_these_steps(
     model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path, name: str
@@ -77,6 +77,7 @@ def test_the_device_makes_these_steps(
     assert all(np.isfinite(array).all() for array in update.values())
 
 
+@pytest.mark.sampled(every=3)
 def test_noise_for_privacy_is_drawn_by_the_device(
     model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:

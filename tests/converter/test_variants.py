@@ -39,7 +39,7 @@ def key() -> Ed25519PrivateKey:
     return generate_key()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_bundles_are_those_of_convert(source: Path, key: Ed25519PrivateKey, tmp_path: Path) -> None:
     signing = Signing(key, sequence=4, populations=["staff"])
     int8 = Compression([StaticInt8()], calibration=X)

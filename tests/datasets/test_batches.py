@@ -99,6 +99,7 @@ def test_an_epoch_has_every_example_once(
         assert [label for step in alone for label in step] == list(range(whole))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(count=st.integers(1, 50), size=st.integers(1, 8), steps=st.integers(0, 40), prefetch=st.sampled_from([0, 2]))

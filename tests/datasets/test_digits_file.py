@@ -59,7 +59,7 @@ def digit_sets(draw: st.DrawFn) -> DigitsByWriter:
 
 @settings(max_examples=15)
 @given(digit_sets())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_written_is_read(digits: DigitsByWriter) -> None:
     read = decode_digits(encode_digits(digits), "written")
     for name in ("images", "labels", "writers", "series"):
@@ -112,14 +112,14 @@ def test_a_file_over_the_size_limit_is_refused() -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_mutations_of_the_compressed_file_are_refused_or_harmless(data: st.DataObject) -> None:
     _mutate_and_decode((CORPUS / "sound.xz").read_bytes(), data, compressed=True)
 
 
 @settings(max_examples=300)
 @given(st.data())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_mutations_of_the_content_are_refused_or_harmless(data: st.DataObject) -> None:
     plain = bytearray(lzma.decompress((CORPUS / "sound.xz").read_bytes()))
     _mutate_and_decode(bytes(plain), data, compressed=False)
@@ -165,7 +165,7 @@ def test_digits_out_of_order_cannot_be_written() -> None:
         encode_digits(two_series)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_needs_nothing_that_is_large() -> None:
     code = (
         "import sys, archipel.datasets as d; d.digits_by_writer(); "

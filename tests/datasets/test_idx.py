@@ -98,7 +98,7 @@ def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
         mnist(tmp_path)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_a_file_unpacks_to_is_not_kept_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(idx(LABELS) + bytes(200_000_000)))
@@ -114,7 +114,7 @@ def test_what_a_file_unpacks_to_is_not_kept_in_memory(tmp_path: Path) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_mutations_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     content = bytearray(idx(LABELS))
     compressed = data.draw(st.booleans())

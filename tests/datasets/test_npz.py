@@ -97,7 +97,7 @@ def test_only_what_numpy_writes_is_unpacked(tmp_path: Path) -> None:
         read_npz(tmp_path / "data.npz", COLUMNS, "take another")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_a_file_announces_or_unpacks_to_is_not_allocated(tmp_path: Path) -> None:
     columns = {"x": Column("int16", (None, 2), 10**9)}
     announcing = write(tmp_path / "a.npz", x=npy(X, "(999999999, 2)"))
@@ -114,6 +114,7 @@ def test_what_a_file_announces_or_unpacks_to_is_not_allocated(tmp_path: Path) ->
     assert peak < 5_000_000
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=200)
 @given(st.data())
 def test_mutations_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -38,7 +38,7 @@ def as_published(path: Path, offset: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("reader", "name"), [(mnist, "mnist_by_writer"), (fashion_mnist, "fashion_mnist")])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_grey_pictures_are_those_of_the_files(reader: object, name: str) -> None:
     splits = reader(folder(name))  # type: ignore[operator]
     check_parts(splits, (1, 28, 28), (55_000, 5_000, 10_000))
@@ -51,7 +51,7 @@ def test_grey_pictures_are_those_of_the_files(reader: object, name: str) -> None
     assert len(splits.classes) == 10
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_windows_are_as_many_as_published_and_no_person_is_in_two_parts() -> None:
     splits = har_windows(folder("hapt_har"))
     train, validation, test = splits.people

@@ -100,7 +100,7 @@ def test_noise_grows_from_device_to_device() -> None:
     np.testing.assert_allclose(found, [0.5, 1.0, 1.5, 2.0], rtol=0.08)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_split_is_described_and_drawn(tmp_path: Path) -> None:
     labels = np.array(["cat", "cat", "dog", "dog", "dog", "dog"])
     summary = describe_parts([np.array([0, 1]), np.array([2, 3]), np.array([4, 5])], labels)

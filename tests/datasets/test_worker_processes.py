@@ -24,7 +24,7 @@ class Fragile(ArrayDataset):
         return super().take(rows)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_batches_of_other_processes() -> None:
     arrays = {"label": np.arange(20)}
     batches = Batches(ArrayDataset(arrays), 3, seed=1, workers=1, processes=True)

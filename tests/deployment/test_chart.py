@@ -292,7 +292,7 @@ def test_values_and_their_schema_name_the_same() -> None:
     compare(values, json.loads((CHART / "values.schema.json").read_text()), "values")
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_migrate_makes_the_schema_and_may_be_run_again(tmp_path: Path) -> None:
     key = generate_key().public_key().public_bytes_raw()
     init_data_folder(tmp_path / "data", enrolment_key=key, publisher_keys=[key])

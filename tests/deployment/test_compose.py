@@ -105,7 +105,7 @@ def test_prometheus_reads_every_server_and_says_which_it_is() -> None:
     assert named == {"root": ["server:9464"]} | {edge: [f"{edge}:9464"] for edge in EDGES}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_is_not_known_of_the_file_is_refused(tmp_path: Path) -> None:
     path = shutil.copytree(ROOT / "docker", tmp_path / "docker") / "compose.yml"
     text = path.read_text()

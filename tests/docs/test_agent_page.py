@@ -25,7 +25,7 @@ from tests.support.pages import ROOT, blocks
 from tests.support.registry import FIRST, Registry
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_page_runs(federation: Federation, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "device.token").write_bytes(encode(federation.token()))
     federation.task(eligibility='app == "2.2" and ram >= 1GiB and charging', min_cohort=3, cohort=3)
@@ -46,7 +46,7 @@ def test_the_page_runs(federation: Federation, tmp_path: Path, shell: dict[str, 
     assert told == {"app": "2.2", "ram": 4 * 2**30, "charging": True}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_commands_run(federation: Federation, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "my.token").write_bytes(encode(federation.token()))
     np.savez(tmp_path / "data.npz", **federation.data(0))

@@ -9,6 +9,7 @@ import sys
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +27,7 @@ from tests.support.served import Served
 PAGE = "docs/operator-api.md"
 
 
+@pytest.mark.sampled(every=3)
 def test_the_page_runs(served: Served, shell: dict[str, str]) -> None:
     (served.folder / "operator.token").write_text(f"{served.token}\n")
     code = "\n".join(text for language, _, text in blocks(PAGE) if language == "python")
@@ -45,6 +47,7 @@ def test_the_page_runs(served: Served, shell: dict[str, str]) -> None:
     assert lines[7:] == [f"404 not_found no task {'0' * 32}"]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_block_of_the_readme_runs_rounds(federation: Federation, shell: dict[str, str]) -> None:  # noqa: F811
     [code] = [text for language, _, text in blocks("README.md") if language == "python" and "OperatorClient(" in text]
     for written, here in {

@@ -183,6 +183,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     assert all(float(last) < 0.8 * float(first) for first, last in falls)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "page",
     [

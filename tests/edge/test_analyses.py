@@ -33,6 +33,7 @@ def open_sites(world: EdgeWorld) -> None:
     uplink(world)
 
 
+@pytest.mark.sampled(every=3)
 def test_statistics_are_those_of_all_devices_and_an_edge_tells_none(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, min_contributors=2) as world:
         open_sites(world)
@@ -53,7 +54,7 @@ def test_statistics_are_those_of_all_devices_and_an_edge_tells_none(tmp_path: Pa
         assert (own.result.values, own.result.statistics) == ({}, {})
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_analysis_and_an_evaluation_share_one_budget(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, min_contributors=2, queries=1) as world:
         open_sites(world)

@@ -34,7 +34,7 @@ def is_there(world: EdgeWorld, task: TaskInfo) -> bool:
     return task.task_id in [each.task_id for each in world.edge_operator.tasks.list()]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_shows_the_rounds_of_the_root_and_ends_when_the_last_is_counted(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task = begin(world, rounds=2)
@@ -52,7 +52,7 @@ def test_it_shows_the_rounds_of_the_root_and_ends_when_the_last_is_counted(tmp_p
         assert (entry.actor, entry.subject) == ("upstream", task.task_id)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_that_is_cancelled_above_ends_with_its_round(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task = begin(world, deadlines={**TIMES, "advertising": 60.0})
@@ -68,7 +68,7 @@ def test_one_that_is_cancelled_above_ends_with_its_round(tmp_path: Path) -> None
         assert world.edge_operator.rounds.get(own).phase == "failed"
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_an_upstream_that_does_not_know_the_task_any_more_leaves_it_to_the_operator(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task = begin(world, rounds=50)
@@ -86,7 +86,7 @@ def test_an_upstream_that_does_not_know_the_task_any_more_leaves_it_to_the_opera
         assert world.edge_operator.tasks.cancel(task.task_id).state == "cancelled"
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_sum_that_is_counted_and_not_committed_yet_keeps_the_task(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task = begin(world, rounds=3)
@@ -115,7 +115,7 @@ def test_a_sum_that_is_counted_and_not_committed_yet_keeps_the_task(tmp_path: Pa
         world.edge.start()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_only_members_of_a_round_are_told_of_its_task(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task = begin(world)

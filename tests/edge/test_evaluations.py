@@ -37,6 +37,7 @@ def ended(world: EdgeWorld, task: TaskInfo) -> TaskInfo:
     return world.operator.tasks.get(task.task_id)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_mean_is_that_of_all_examples_and_each_server_knows_what_it_may(tmp_path: Path) -> None:
     numbers = [1, 2, 3, 4, 5, 6, 7]
     with open_edge_world(tmp_path, min_contributors=2) as world:
@@ -69,6 +70,7 @@ def test_the_mean_is_that_of_all_examples_and_each_server_knows_what_it_may(tmp_
             assert (agent.rounds[-1].result, agent.rounds[-1].origin) == ("took_part", above.round_id)
 
 
+@pytest.mark.sampled(every=3)
 def test_versions_of_a_training_are_evaluated_by_the_whole_tree(tmp_path: Path) -> None:
     numbers = [1, 2, 3, 4, 5]
     with open_edge_world(tmp_path, min_contributors=2) as world:
@@ -97,7 +99,7 @@ def test_versions_of_a_training_are_evaluated_by_the_whole_tree(tmp_path: Path) 
         assert kinds == ["evaluation", "evaluation", "training"]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_counts_in_bins_and_noise_are_those_of_a_flat_evaluation(tmp_path: Path) -> None:
     bins = Bins(low=0.0, high=60.0, count=4, better="lower")
     sites = [list(range(1, 11)), list(range(11, 22)), list(range(22, 33))]
@@ -140,7 +142,7 @@ def test_counts_in_bins_and_noise_are_those_of_a_flat_evaluation(tmp_path: Path)
         assert abs(found.metrics["mse"] - true) < 6 * error + 32 * 3 * BOUND * STEP
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_an_edge_that_wants_queries_approved_is_asked_first(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, approval=True, min_contributors=2) as world:
         for number in (1, 2):
@@ -161,7 +163,7 @@ def test_an_edge_that_wants_queries_approved_is_asked_first(tmp_path: Path) -> N
         assert above.result.contributors == 5
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_devices_that_were_asked_often_enough_are_not_asked_for_the_root(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, min_contributors=2, queries=1) as world:
         devices = [world.device(number) for number in (1, 2)]

@@ -97,7 +97,7 @@ def test_a_round_of_the_root_that_the_device_was_in_at_another_edge_is_refused(t
         assert stays.rounds[-1].result == "took_part"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_moves_only_below_its_root_and_to_its_publishers(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         second_edge(world)

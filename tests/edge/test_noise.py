@@ -15,7 +15,7 @@ from tests.support.edge_world import ComputedSite, open_edge_world
 NOISE = DifferentialPrivacy(mechanism="central", noise_multiplier=0.001, delta=1e-5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_account_of_a_round_over_edges_is_that_of_a_flat_one(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, weighting="uniform") as world:
         for number in (1, 2):
@@ -52,7 +52,7 @@ def test_the_account_of_a_round_over_edges_is_that_of_a_flat_one(tmp_path: Path)
         ({"site": 5}, "sites of up to 5 devices"),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, changes: dict[str, object], why: str) -> None:
     with open_edge_world(tmp_path, modes=("secure", "plain")) as world, pytest.raises(RefusedError, match=why):
         world.task(**changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from archipel.client import Agent
 from archipel.edge.site import EdgeSite
@@ -22,6 +23,7 @@ def uplink(world: EdgeWorld) -> Agent:
     return agent
 
 
+@pytest.mark.sampled(every=3)
 def test_the_model_is_that_of_all_devices_and_each_server_knows_what_it_may(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         devices = [world.device(number) for number in (1, 2)]

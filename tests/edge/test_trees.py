@@ -21,7 +21,7 @@ from tests.support.tree import QUICK
 DEEP = msgspec.structs.replace(SITES, levels=2, max_site_cohort=8)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_round_over_two_levels_of_edge_servers(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, aggregators=DEEP, min_contributors=2) as world:
         # root: the edge and a site; the edge: a ward and a site; the ward: two devices.

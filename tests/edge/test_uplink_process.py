@@ -24,7 +24,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_is_started_again_and_waits_for_an_upstream_that_is_away(tmp_path: Path) -> None:
     publisher = b.generate_key()
     root = make_node(tmp_path, "root", publisher, "sites")
@@ -43,7 +43,7 @@ def test_it_is_started_again_and_waits_for_an_upstream_that_is_away(tmp_path: Pa
         assert edge.server.stop() == 0
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_one_that_cannot_begin_says_why_and_the_server_goes_on(tmp_path: Path) -> None:
     publisher = b.generate_key()
     root = make_node(tmp_path, "root", publisher, "sites")

@@ -26,7 +26,7 @@ def begin(world: EdgeWorld, **deadlines: float) -> tuple[TaskInfo, list[Agent], 
     return world.task(min_cohort=3, deadlines={**TIMES, **deadlines}), devices, edge
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_sum_that_is_made_meanwhile_is_delivered_when_the_upstream_is_back(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task, devices, edge = begin(world, advertising=30.0)

@@ -57,7 +57,7 @@ def made() -> Network:
     return Network().eval()
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_there_and_back(archipel: Command, federation: Federation, tmp_path: Path) -> None:  # noqa: F811
     network, folder = made(), tmp_path / "home"
     folder.mkdir()

@@ -123,7 +123,7 @@ def check(run: Any, folder: Path, data: Path, rounds: int) -> None:
     assert holding(folder / "phones", secret) == []
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_made_up_people_from_cloud_to_own_models(example: ModuleType, made_up: Path, tmp_path: Path) -> None:
     said: list[str] = []
     run = example.run(example.Options(made_up, rounds=2, volunteers=2), tmp_path, said.append)
@@ -147,7 +147,7 @@ def test_made_up_people_from_cloud_to_own_models(example: ModuleType, made_up: P
     assert "personalised" in (tmp_path / "people.svg").read_text()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_is_served_worse_is_shown(example: ModuleType) -> None:
     from results import MODELS, Person, Run, worse_table
 
@@ -164,7 +164,7 @@ def test_who_is_served_worse_is_shown(example: ModuleType) -> None:
     ]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: ModuleType, made_up: Path) -> None:
     from people import earlier_and_later
 
@@ -183,7 +183,7 @@ def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: Modu
     assert not (rows[0] | rows[2]) & (rows[1] | rows[3])
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "run.py"), str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -65,7 +65,7 @@ def test_the_derivatives_are_those_of_torch(example: ModuleType) -> None:
         np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_short_run(example: ModuleType, tmp_path: Path) -> None:
     """Training lowers the loss, and the file that is written is the network that was measured."""
     result = example.solve("heat", 40, 0, tmp_path, None)
@@ -76,7 +76,7 @@ def test_a_short_run(example: ModuleType, tmp_path: Path) -> None:
     assert (tmp_path / "heat.png").is_file()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_matplotlib_it_says_what_to_install(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_values_and_derivatives(name: str) -> None:
     for dtype, digits in ((np.float64, 1e-15), (np.float32, 4e-7)):
         x = np.array(POINTS[name], dtype)

@@ -28,7 +28,7 @@ def _check(text: str) -> None:
 
 @settings(max_examples=8)
 @given(PROGRAMS)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_generated_programs(text: str) -> None:
     _check(text)
 

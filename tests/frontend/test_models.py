@@ -167,7 +167,7 @@ def filled(x, params):
 
 
 @pytest.mark.parametrize("function", [loss, power, filled])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_gradients(function: Any) -> None:
     """Of inputs and weights, against central differences of the function itself."""
     params, x = _params(), np.random.default_rng(5).standard_normal((3, 5, 2))
@@ -191,7 +191,7 @@ def test_gradients(function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [power, filled])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_other_transformations(function: Any) -> None:
     """Forward mode against differences, lanes against a loop."""
     params, x = _params(), np.random.default_rng(5).standard_normal((3, 5, 2))

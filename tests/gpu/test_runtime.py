@@ -44,7 +44,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return load
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_predicts_and_learns_as_onnx_runtime_does(load: Callable[..., Any]) -> None:
     runs = []
     for delegates in ("cpu", ENGINE):
@@ -61,7 +61,7 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Callable[..., Any]) -
             np.testing.assert_allclose(ours[name], array, atol=1e-3, err_msg=name)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_confined_child_says_what_to_do_for_cuda(load: Callable[..., Any]) -> None:
     with (
         load(ENGINE, isolated=True) as runtime,

@@ -75,7 +75,7 @@ def test_shape_arithmetic_is_folded_and_parameters_are_kept() -> None:
 
 @settings(max_examples=40, derandomize=True, database=None)
 @given(data=st.data())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_sum_to_is_the_adjoint_of_broadcasting(data: st.DataObject) -> None:
     full = data.draw(st.lists(st.integers(1, 3), max_size=4))
     small = [data.draw(st.sampled_from([d, 1])) for d in full][data.draw(st.integers(0, len(full))) :]
@@ -136,7 +136,7 @@ def test_importers_resolve() -> None:
     "use", ["archipel.Model", "import archipel.graph", "import archipel.autodiff", "import archipel.training"]
 )
 @pytest.mark.parametrize("package", ["onnx", "onnx_ir"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_without_the_extra(use: str, package: str) -> None:
     code = f"""
 import sys

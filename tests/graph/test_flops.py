@@ -121,6 +121,7 @@ NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...] | None]
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
 )

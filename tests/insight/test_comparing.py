@@ -81,7 +81,7 @@ def test_activations_with_the_weights_of_each_round(cnn: Bundle) -> None:
     assert set(series) >= {"conv2d", "relu", "max_pool2d", "output"}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_times_are_measured_or_told(cnn: Bundle, files: tuple[Path, Path]) -> None:
     opened = read_bundle(cnn, "cnn", programs=["predict"])
     measure_times(opened.graphs[0], batch=2, runs=3)

@@ -81,6 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
+@pytest.mark.sampled(every=3)
 def test_it_takes_no_memory_for_its_weights(files: list[Path], tmp_path: Path) -> None:
     key = SIGNER.public_key().public_bytes_raw().hex()
     done = subprocess.run(
@@ -93,6 +94,7 @@ def test_it_takes_no_memory_for_its_weights(files: list[Path], tmp_path: Path) -
     assert distances == f"[{0.5 * SIDE**0.5}]"
 
 
+@pytest.mark.sampled(every=3)
 def test_the_graph_is_the_one_that_is_read_whole(files: list[Path], tmp_path: Path) -> None:
     bundle = open_bundle(files[0], [SIGNER.public_key().public_bytes_raw()], tmp_path)
     whole, mapped = read_program(bundle, "predict"), read_program(bundle, "predict", bundle.tensors)

@@ -36,7 +36,7 @@ def opened(chromium: Browser, file: Path) -> Iterator[Page]:  # noqa: F811
         assert not told
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_folds_unfolds_and_finds(opened: Page, cnn: Bundle) -> None:
     proto = onnx.load(cnn.program_path("train"), load_external_data=False)
     boxes = opened.locator("svg.graph .box")
@@ -66,7 +66,7 @@ def test_folds_unfolds_and_finds(opened: Page, cnn: Bundle) -> None:
     expect(details).to_contain_text("loss/LogSoftmax.vjp/Exp")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_each_view_has_its_numbers(opened: Page, cnn: Bundle) -> None:
     views = opened.get_by_role("navigation", name="Views")
     views.get_by_role("link", name="Times").click()
@@ -83,7 +83,7 @@ def test_each_view_has_its_numbers(opened: Page, cnn: Bundle) -> None:
     expect(table.get_by_role("row", name="4.weight")).to_contain_text(f"{mean:.4g}")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_is_wider_than_a_phone(chromium: Browser, file: Path) -> None:  # noqa: F811
     with chromium.new_context(viewport={"width": 360, "height": 740}) as context:
         page = context.new_page()
@@ -93,7 +93,7 @@ def test_nothing_is_wider_than_a_phone(chromium: Browser, file: Path) -> None:  
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_arrows_go_along_the_lines(opened: Page) -> None:
     first = opened.locator("svg.graph .box.node").first
     first.focus()
@@ -105,7 +105,7 @@ def test_arrows_go_along_the_lines(opened: Page) -> None:
     assert opened.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Reshape")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_two_models_have_is_side_by_side(chromium: Browser, cnn: Bundle, tmp_path: Path) -> None:  # noqa: F811
     one = read_bundle(cnn, "one", programs=["predict"])
     two = read_bundle(cnn, "two", programs=["predict"])

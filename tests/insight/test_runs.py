@@ -64,7 +64,7 @@ def test_a_log_that_is_written_now(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(st.binary(max_size=200), st.integers(0, 300))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int) -> None:
     folder = tmp_path_factory.mktemp("log")
     with SummaryWriter(str(folder)) as writer:

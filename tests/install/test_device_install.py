@@ -77,7 +77,7 @@ def run(python: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_is_small(clean: Path) -> None:
     site = next((clean.parents[1] / "lib").glob("python3.*/site-packages"))
     # A released device comes without the files that wheels of their own bring: the sources have them in place.
@@ -94,12 +94,13 @@ def test_it_is_small(clean: Path) -> None:
     assert size > 50 << 20  # onnxruntime alone is larger: the measurement did look
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_foreign_came_along(clean: Path) -> None:
     code = "import importlib.util as u, sys; print([m for m in sys.argv[1:] if u.find_spec(m)])"
     assert run(clean, code, *FOREIGN).strip() == "[]"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_device_predicts_learns_and_takes_part(clean: Path, tmp_path: Path) -> None:
     key = b.generate_key()
     convert(
@@ -125,7 +126,7 @@ print(len(own), runtime.predict(own.inputs()).shape[0], history.losses[0] > hist
     assert out == [count, count, "True", count]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_commands_say_which_extra_is_missing(clean: Path, tmp_path: Path) -> None:
     archipel = clean.parent / "archipel"
     out = subprocess.run([archipel, "--help"], capture_output=True, text=True, check=True).stdout

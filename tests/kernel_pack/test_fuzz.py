@@ -175,12 +175,12 @@ def check_random(seeds: range, package: Path, folder: Path) -> None:
     assert min(seen["same"], seen["refused"]) > len(seeds) / 5, seen
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_random_nodes(pack: KernelPack, tmp_path: Path) -> None:
     check_random(range(300), Path(str(pack.library)).parents[1], tmp_path)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_kept_corpus(pack: KernelPack, tmp_path: Path) -> None:
     """Each case names the beginning of its answer, or the words of an error."""
     cases = json.loads(CORPUS.read_text())

@@ -51,7 +51,7 @@ def blocks(gates: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("sequence", [True, False], ids=["every state", "last states"])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_gradients_are_pytorchs(direction: str, sequence: bool, pack: KernelPack) -> None:
     rng = np.random.default_rng(0)
     backwards = [False, True] if direction == "bidirectional" else [False]

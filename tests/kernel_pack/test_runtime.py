@@ -37,7 +37,7 @@ def batches(count: int, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_steps_are_those_of_the_standard_operators(model: Model, steps: int, pack: KernelPack) -> None:
     def runner(**options: bool) -> StepRunner:
         step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), steps=steps, **options)
@@ -52,7 +52,7 @@ def test_steps_are_those_of_the_standard_operators(model: Model, steps: int, pac
         np.testing.assert_allclose(native.tensors[name], value, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_device_says_which_nodes_the_pack_runs(
     bundle: Bundle, pack: KernelPack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_classes(scale: float, options: dict[str, Any], tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_classes(scale: float, options: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_signs(scale: float, tmp_path: Path) -> None:
     module = _network(2)
     runtime = _runtime(tmp_path / "b", module, losses.binary_cross_entropy(), scale)
@@ -81,7 +81,7 @@ def test_signs(scale: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_squared_errors(scale: float, tmp_path: Path) -> None:
     module = _network(2)
     runtime = _runtime(tmp_path / "b", module, losses.mse(), scale)
@@ -93,7 +93,7 @@ def test_squared_errors(scale: float, tmp_path: Path) -> None:
     assert found.good(0.8, 10.0) is (scale == 1)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     assert measure_agreement(_runtime(tmp_path / "predict", _network(2), None), X) is None
     found = measure_agreement(_runtime(tmp_path / "kl", _network(3), losses.kl_divergence()), X)

@@ -53,7 +53,7 @@ def test_size_is_limited() -> None:
 
 @settings(max_examples=300)
 @given(at=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_damaged_bytes_give_a_state_or_the_documented_error(at: int, value: int, cut: int) -> None:
     data = bytearray(STATE.encode())
     data[at % len(data)] = value

@@ -202,14 +202,14 @@ def worker(key: Ed25519PrivateKey, tmp_path: Path) -> Iterator[Worker]:
     found.close()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_worker_uses_a_good_bundle(good: Files, worker: Worker, tmp_path: Path) -> None:
     assert worker.use(write(good, tmp_path)) == "ok"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cases", [60, pytest.param(2500, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_mutated_bundles(
     good: Files, key: Ed25519PrivateKey, worker: Worker, tmp_path: Path, kind: str, cases: int
 ) -> None:

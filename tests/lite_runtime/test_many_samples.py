@@ -13,7 +13,7 @@ from tests.lite_runtime.test_noise import chi_square_limit
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 10, 40])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_follows_the_exact_distribution(scale: int) -> None:
     count = 100_000
     samples = sample_gaussian(scale, count, Random(scale).randbytes)

@@ -30,7 +30,7 @@ def chi_square_limit(freedom: int) -> float:
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, Fraction(7, 3), 3.7, 10.25])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_follows_the_exact_distribution(sigma: float | Fraction) -> None:
     count = 20_000
     samples = DiscreteGaussian(sigma, byte_source(f"chi {sigma}")).sample(count)

@@ -71,7 +71,7 @@ CALLS: dict[str, Call] = {
 }
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_token_beyond_the_table(runtime: ModelRuntime, data: tuple[np.ndarray, np.ndarray], call: str) -> None:
     x, y = data
@@ -84,7 +84,7 @@ def test_a_token_beyond_the_table(runtime: ModelRuntime, data: tuple[np.ndarray,
     )
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("call", ["evaluate", "fit", "round", "validation"])
 @pytest.mark.parametrize("wrong", [CLASSES, -1, 2**40])
 def test_a_label_of_no_class(runtime: ModelRuntime, data: tuple[np.ndarray, np.ndarray], call: str, wrong: int) -> None:

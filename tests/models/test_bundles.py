@@ -43,7 +43,7 @@ LONG = set(CASES) - {"bert"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CASES])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_devices_predict_and_train(name: str, tmp_path: Path) -> None:
     make, inputs, classes = CASES[name]
     module = make().eval()

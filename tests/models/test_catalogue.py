@@ -28,7 +28,7 @@ RECURRENT = {"char_rnn", "deep_conv_lstm"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in RECURRENT else n for n in CATALOGUE])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_parameters_flops_and_shapes(name: str) -> None:
     network = CATALOGUE[name]
     with torch.device("meta"), torch.no_grad():

@@ -37,7 +37,7 @@ def test_one_picture_at_a_time(folder: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_convolutional_network(folder: Path) -> None:
     """cifar10_cnn_winml (PyTorch 1.7, opset 10) on 32 real pictures."""
     with np.load(folder / "cifar10_cnn_winml.ref.npz") as file:

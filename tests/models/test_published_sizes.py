@@ -88,7 +88,7 @@ SHAPES = {"gpt": (2, 6, 20), "bert": (2, 6, 16)}
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_seed_decides_and_answers_have_their_shape(name: str) -> None:
     one, same, other = (SMALL[name](seed).eval() for seed in (5, 5, 6))
     state = one.state_dict()
@@ -102,7 +102,7 @@ def test_the_seed_decides_and_answers_have_their_shape(name: str) -> None:
     assert torch.isfinite(answer).all()
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SMALL])
 def test_graphs_keep_names_answers_and_dropout(name: str) -> None:
     module = SMALL[name](0).eval()

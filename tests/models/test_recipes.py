@@ -43,7 +43,7 @@ def test_every_network_has_one() -> None:
 
 
 @pytest.mark.parametrize("file", RECIPES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_network_data_and_settings_fit(file: str) -> None:
     text = PATHS[file].read_text(encoding="utf-8")
     recipe, name = tomllib.loads(text), file.partition("-")[0]

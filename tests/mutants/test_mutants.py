@@ -87,7 +87,7 @@ KILLED = row("off-by-one", ">= 18", "> 18")
 SURVIVES = row("rounds-up", "n // 2", "-(-n // 2)")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_noticed_and_what_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tree(tmp_path, KILLED, SURVIVES)
     before = contents(tmp_path)
@@ -102,7 +102,7 @@ def test_what_is_noticed_and_what_is_not(tmp_path: Path, capsys: pytest.CaptureF
     assert contents(tmp_path) == before
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_equivalent_one_must_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reason = 'equivalent = "only even numbers are given"\n'
     write_tree(tmp_path, row("rounds-up", "n // 2", "-(-n // 2)", reason))
@@ -112,7 +112,7 @@ def test_an_equivalent_one_must_survive(tmp_path: Path, capsys: pytest.CaptureFi
     assert "only even numbers are given" in capsys.readouterr().out
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_one_that_never_ends_is_stopped_and_counts_as_noticed(tmp_path: Path) -> None:
     write_tree(tmp_path, row("endless", "return n // 2", "exec('while True: pass')"))
     assert mutants.main(["--limit", "4"], root=tmp_path) == 0
@@ -138,7 +138,7 @@ def test_a_list_that_has_to_be_mended(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tests_that_do_not_run_notice_nothing(tmp_path: Path) -> None:
     """A module that cannot be imported would make every test of it fail, whatever it looks at."""
     write_tree(tmp_path, row("no-import", "def half(n):\\n    return", "import gone\\ndef half(n):\\n    return"))

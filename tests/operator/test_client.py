@@ -25,14 +25,14 @@ def client(served: Served) -> Iterator[OperatorClient]:
         yield made
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_server_describes_its_api(client: OperatorClient) -> None:
     described = client.server.description()
     assert described["openapi"] == "3.1.0"
     assert "/v1/tasks" in described["paths"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_pieces_are_of_the_file(client: OperatorClient, served: Served) -> None:
     bundle = client.bundles.upload(served.folder / "digits.bundle", "pupils")
     pieces = client.bundles.pieces(bundle.digest)
@@ -40,7 +40,7 @@ def test_pieces_are_of_the_file(client: OperatorClient, served: Served) -> None:
     assert all(each.offset + each.length <= pieces.size for each in pieces.pieces)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_where_weights_come_from(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = [federation.agent(number) for number in range(4)]
     task, operator = federation.task(rounds=2), federation.operator
@@ -65,7 +65,7 @@ def test_where_weights_come_from(federation: Federation, monkeypatch: pytest.Mon
     assert operator.weights.read(newest).keys() == {"w"}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_may_be_repeated_is(client: OperatorClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a request is sent again is urllib3's business; that it may be is said for each."""
     again: list[tuple[str, bool]] = []

@@ -33,7 +33,7 @@ UNDEFINED = re.compile(
 )
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_gradients() -> None:
     """The first case of each operator: if it is differentiated, it is right."""
     assert wrong(results(per_operator=1)) == {}
@@ -87,7 +87,7 @@ def test_the_page_is_what_the_results_say() -> None:
     assert text == page(results(), sequence_results()), RUN
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_control_flow_sequences_and_optionals() -> None:
     """They give what the package declares, or are refused: a loop over batches, and items of several ranks."""
     found = sequence_results()
@@ -107,7 +107,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_imports_keep_the_meaning(every: int) -> None:
     """Cases of whatever opset: imported, they compute what the package says, or they are refused by name."""
     refused = []

@@ -51,7 +51,7 @@ FAST = ("MLP",)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(TASKS)]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_steps_are_standard_operators(name: str) -> None:
     task = TASKS[name]
     model = Model.from_torch(task.network().train(), torch.from_numpy(task.batch(0)[0]))

@@ -207,7 +207,7 @@ def test_pytorch_draws_what_devices_draw() -> None:
     np.testing.assert_allclose(device(transform, "torch"), device(transform), atol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_programs_that_predict_have_none_of_it(tmp_path: Path) -> None:
     changes = (RandomFlip(), RandomShift(2), RandomNoise(0.1), RandomGain(0.9, 1.1), RandomMask(1, 2))
     parts = [Raw("uint8", ("batch", 6, 7, 2)), *changes[:2], Scale(), *changes[2:]]

@@ -94,7 +94,7 @@ def test_a_device_trains_on_raw_sound(network: Model, transforms: list[Transform
     ],
     ids=lambda part: type(part).__name__,
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_compression_leaves_preparation_as_it_is(network: Model, transforms: list[Transform], part: Part) -> None:
     """What is compressed with transforms in front answers as what is compressed alone does to prepared examples."""
     sound, _ = sounds(16, 4)
@@ -110,7 +110,7 @@ def test_compression_leaves_preparation_as_it_is(network: Model, transforms: lis
     np.testing.assert_allclose(answer, wanted, atol=2e-3 * np.abs(exact).max())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_gradients_of_single_examples_are_those_of_the_batch(network: Model, transforms: list[Transform]) -> None:
     """With a norm that clips nothing: the lanes of examples go through the spectrogram, too."""
     sound, label = sounds(8, 5)

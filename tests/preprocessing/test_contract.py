@@ -22,7 +22,7 @@ def test_every_kind_has_a_case() -> None:
 
 
 @each_case
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_engines_sizes_and_batches_agree(case: Case) -> None:
     free = chain([case.raw, *case.transforms])
     check_model(free.ir)
@@ -47,7 +47,7 @@ def test_engines_sizes_and_batches_agree(case: Case) -> None:
 
 
 @each_case
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_pytorch_gives_the_same(case: Case) -> None:
     """The cloud's engine, with sizes that are known and a batch that is not."""
     model = chain([Raw(case.raw.dtype, ("batch", *case.examples.shape[1:])), *case.transforms])

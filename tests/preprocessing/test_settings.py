@@ -129,7 +129,7 @@ tables = st.sampled_from(TRANSFORMS).flatmap(
 
 @given(tables)
 @settings(max_examples=60)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
     """And what is read goes into a graph or is refused, in little time and memory."""
     try:

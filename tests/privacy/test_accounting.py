@@ -128,7 +128,7 @@ def exact_epsilon(multiplier: float, steps: int, delta: float) -> float:
 @pytest.mark.parametrize(
     ("multiplier", "steps", "delta"), [(1.0, 1, 1e-5), (4.0, 1, 1e-6), (10.0, 100, 1e-5), (20.0, 50, 1e-6)]
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_analytic_gaussian_mechanism(multiplier: float, steps: int, delta: float) -> None:
     exact = exact_epsilon(multiplier, steps, delta)
     found = spent_epsilon([repeated(multiplier, steps)], delta, "pld")
@@ -144,7 +144,7 @@ def test_epsilon_of_one_released_sum_as_printed_by_balle_and_wang() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_tasks_add_up(accountant: AccountantName) -> None:
     first, second = repeated(6.0, 30), repeated(9.0, 80)
     together = spent_epsilon([first, second, first], 1e-6, accountant)

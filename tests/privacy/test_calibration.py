@@ -25,6 +25,7 @@ def test_as_devices_calibrate_their_own_noise() -> None:
     assert other <= least_multiplier(3.0, 1e-6, 100) < 1.01 * other
 
 
+@pytest.mark.sampled(every=3)
 def test_opacus() -> None:
     # opacus/tests/accountants_test.py asks for epsilon 8; its search stops at a noise whose epsilon is less by 0.1.
     found = least_multiplier(8.0, 1e-5, 2250, probability=0.04)

@@ -166,7 +166,7 @@ def test_counts_and_metrics_are_not_released() -> None:
     assert (found.values, found.moments, found.weight) == ({}, {}, None)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_count_of_clipped_updates_is_released_with_noise_of_its_own() -> None:
     own = layout(6)
     counted = Layout(

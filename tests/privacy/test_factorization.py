@@ -105,7 +105,7 @@ def test_the_trees_weights_add_up_to_all_rounds_so_far(trees: ModuleType) -> Non
 
 
 @pytest.mark.parametrize("separation", [200, 100, 50, 20, 10])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_at_200_rounds_the_error_is_at_most_four_fifths_of_the_trees(separation: int, trees: ModuleType) -> None:
     found = best_coefficients(ROUNDS, separation, min(separation, 32))
     exact = [each / 64 for each in whole_coefficients(found, 64)]
@@ -133,7 +133,7 @@ def test_numbers_out_of_bounds(rounds: int, separation: int) -> None:
         sensitivity([1.0], rounds, separation)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_coefficients_of_very_many_rounds_take_seconds() -> None:
     """Whoever may create tasks chooses the number, and a web process computes them."""
     began = time.process_time()

@@ -39,7 +39,7 @@ def test_there_are_twenty() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_account_is_dp_accountings(name: str) -> None:
     multiplier, steps, delta, probability = CONFIGURATIONS[name]
     event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(multiplier))

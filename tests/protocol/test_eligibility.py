@@ -157,6 +157,7 @@ def expressions() -> st.SearchStrategy[str]:
     )
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=300, derandomize=True, database=None)
 @given(expressions(), st.dictionaries(st.sampled_from(NAMES), NUMBERS))
 def test_three_valued_logic_is_that_of_sql(text: str, attributes: dict[str, int]) -> None:

@@ -139,7 +139,7 @@ def test_every_kind_has_an_example(examples):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_round_trip_and_mutations(examples, kind):
     data = encode(examples[kind])
     assert decode("good", data, kind) == examples[kind]

@@ -49,7 +49,7 @@ PORTS = st.lists(st.tuples(st.integers(0, 30), st.integers(2, 16)), min_size=1, 
 
 @given(ports=PORTS, cohort=st.integers(3, 500), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=150)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_entries_take_their_bits_and_sums_come_back(ports: list[tuple[int, int]], cohort: int, seed: int) -> None:
     where, rng = layout(*ports), np.random.default_rng(seed)
     widths = where.widths(cohort)
@@ -74,7 +74,7 @@ def test_entries_take_their_bits_and_sums_come_back(ports: list[tuple[int, int]]
     assert found.tolist() == (sum(values) % 2**modulus).tolist()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_long_vectors_are_packed_in_parts() -> None:
     where = layout((70_001, 3))
     asked = plan(10, where.modulus_bits(10))

@@ -110,7 +110,7 @@ class Secrets:
 
 
 @pytest.mark.parametrize("name", sorted(device["device_id"] for device in ROUND["devices"]))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_keys_that_are_handed_out(name):
     """To each device the key that each other one has for its place in the cohort."""
     place, told = ORDER.index(name), DEVICES[name]["cohort_keys"]
@@ -325,7 +325,7 @@ def test_answers_and_sum():
     assert ROUND["masked_sum"] != ROUND["sum"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_ladder_itself():
     # RFC 7748, section 5.2: one and a thousand iterations.
     k = u = BASE

@@ -29,7 +29,7 @@ def run(round_, last: tuple[str, ...]) -> np.ndarray:
 # At least three of four must stay to the end. The fourth may leave after any step: two orders each, and staying.
 # With min_cohort 4 it must at least have sent its vector.
 @pytest.mark.parametrize(("min_cohort", "successes"), [(2, 9), (4, 5)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_every_pattern_of_dropouts(make_round, min_cohort, successes):
     count, threshold = 4, 3
     succeeded = 0
@@ -49,7 +49,7 @@ def test_every_pattern_of_dropouts(make_round, min_cohort, successes):
     assert succeeded == successes
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_device_may_be_the_one_that_drops_out(make_round):
     for gone in range(5):
         for step in STEPS:
@@ -73,7 +73,7 @@ def test_every_length(make_round, length):
     assert run(round_, ("unmask", "unmask", "unmask")).tolist() == round_.plain_sum()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_many_devices_two_vanish_after_sharing_keys(make_round):
     round_ = make_round(24, threshold=13, min_cohort=16, length=1_000)
     last = tuple("share" if i in (3, 17) else "unmask" for i in range(24))

@@ -34,6 +34,6 @@ sys.exit(right != [True] * 800)
 """
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_several_threads_decode_the_first_message_of_a_kind() -> None:
     assert subprocess.run([sys.executable, "-c", FIRST], check=False).returncode == 0

@@ -37,7 +37,7 @@ def changed(manifest: Manifest, program: str, **outputs: dict[str, Any]) -> Mani
     return made
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_entries_follow_those_of_finish(bundle: Bundle) -> None:
     updates = Layout.of(bundle.program("finish")).updates
     entries = upload_layout(bundle.manifest, "training").updates
@@ -58,7 +58,7 @@ def test_the_entries_follow_those_of_finish(bundle: Bundle) -> None:
         assert upload_layout(bundle.manifest, "training").modulus_bits(cohort) == Layout(updates).modulus_bits(cohort)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_weighs_means_and_counts_itself(bundle: Bundle) -> None:
     finish = bundle.program("finish")
     update = {port.name: np.zeros(port.shape, np.float32) for port in finish.outputs if isinstance(port, Update)}
@@ -77,7 +77,7 @@ def test_a_device_weighs_means_and_counts_itself(bundle: Bundle) -> None:
             training_arrays(bundle.manifest, finish, update, {**METRICS, name: value})
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_metrics_without_a_range_stay_on_the_device(make: Callable[..., Bundle]) -> None:  # noqa: F811
     bundle = make("fedavg", loss_range=None)
     assert any(isinstance(port, Metric) for port in bundle.program("train").outputs)

@@ -68,7 +68,7 @@ def read(value: object, kind: type):
     return decode("vector", json.dumps(value).encode(), kind)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_files_are_what_the_script_makes(tmp_path):
     subprocess.run([sys.executable, ROOT / "scripts" / "make_vectors.py", tmp_path], check=True, capture_output=True)
     assert {path.name for path in FOLDER.glob("*.json")} == {path.name for path in tmp_path.iterdir()}
@@ -270,7 +270,7 @@ def test_round(index):
 
 
 @pytest.mark.parametrize("case", **named(ROUND["device_failures"]))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_messages_refused_by_a_device(case):
     with refusal(case["error"]):
         replay(ROUND["devices"][0], case["step"], case["message"])

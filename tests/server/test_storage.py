@@ -237,7 +237,7 @@ def test_folders_are_made_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "a" / "b" / "c").iterdir())) == 1
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_importing_the_server_needs_neither_onnx_nor_torch() -> None:
     code = """
 import sys
@@ -252,7 +252,7 @@ print(sorted(set(sys.modules) & {"onnx", "torch", "onnxruntime", "onnx_ir", "onn
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_the_server_extra_the_operators_half_still_works(tmp_path: Path) -> None:
     # A finder that knows nothing of these packages, in front of all others.
     blocked = ("flask", "sqlalchemy", "alembic", "gunicorn", "werkzeug")

@@ -38,7 +38,7 @@ def difference(found: Any, expected: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("run", [{"client_axis": "off"}, {"client_axis": "on"}, {"masks": True}])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_model_moves_by_the_mean_and_noise_of_the_stated_size(make: Make, run: dict[str, Any]) -> None:
     bundle = bundle_of(make)
     exact = simulate(bundle, fields(), rounds=1, **run)
@@ -80,7 +80,7 @@ def test_a_target_for_all_rounds(make: Make) -> None:
     assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_run_ends_before_the_round_that_would_cost_too_much(make: Make, tmp_path: Path) -> None:
     event = Gaussian(noise_multiplier=2.0)
     two, three = (spent_epsilon([Repeated(event=event, count=count)], 1e-5) for count in (2, 3))
@@ -154,7 +154,7 @@ def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: s
         ({}, {"mode": Pacing(mode="asynchronous"), "system": System()}, "several times"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_it_does_not_go_with(
     make: Make, options: dict[str, Any], settings: dict[str, Any], message: str, mechanism: str
 ) -> None:

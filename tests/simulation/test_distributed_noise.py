@@ -46,7 +46,7 @@ def distributed(multiplier: float | None = 1.0, **more: Any) -> DifferentialPriv
     ],
     ids=str,
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_model_moves_by_the_mean_and_the_noise_of_all_devices(make: Make, run: dict[str, Any]) -> None:
     bundle = bundle_of(make)
     exact = simulate(bundle, fields(), rounds=1, **run)
@@ -81,6 +81,7 @@ def test_the_account_counts_the_noise_of_those_that_stayed(make: Make) -> None:
     assert {row.devices for row in found.history} >= {3, 4}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_target_holds_with_the_fewest_devices_and_a_run_ends_before_it_is_passed(make: Make, tmp_path: Path) -> None:
     bundle = bundle_of(make)
     found = simulate(bundle, fields(), rounds=3, differential_privacy=distributed(None, epsilon=8.0))
@@ -105,6 +106,7 @@ def test_noise_that_whole_numbers_do_not_hold_is_refused(make: Make) -> None:
         simulate(bundle_of(make), fields(), rounds=1, differential_privacy=distributed(1e6))
 
 
+@pytest.mark.sampled(every=3)
 def test_more_colluders_take_more_noise(make: Make) -> None:
     few, many = (
         simulate(bundle_of(make, colluders=share), fields(), rounds=1, differential_privacy=distributed(0.01))

@@ -74,7 +74,7 @@ def test_every_strategy_runs_on_pytorch(make: Make, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp_path: Path) -> None:
     """SCAFFOLD's devices keep control variates, which go from worker to worker by way of the disk."""
     bundle = bundle_of(make, "scaffold")
@@ -92,7 +92,7 @@ def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp
     assert several.clients == alone.clients == listed.clients
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_the_server_has_after_each_round_is_kept(make: Make, tmp_path: Path) -> None:
     bundle = bundle_of(make, "fedavg")
     simulate(bundle, fields(), rounds=3, folder=tmp_path / "run", keep_rounds=True)
@@ -106,7 +106,7 @@ def test_what_the_server_has_after_each_round_is_kept(make: Make, tmp_path: Path
         simulate(bundle, fields(), rounds=1, keep_rounds=True)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_noise_is_drawn_for_each_device_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sources of random bytes that the devices' seeds decide, in place of the system's, draws can be compared."""
     noisy = {"clip": 50.0, "bits": BITS, "example_clip": 1.0, "noise_multiplier": 1.0}

@@ -54,7 +54,7 @@ def test_each_device_s_examples_are_divided_once(form: type) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_measure_what_pytorch_measures_on_their_own_model(make: Make, strategy: str, tmp_path: Path) -> None:
     bundle = bundle_of(make, strategy)
     asked = Evaluation(hold_out=0.3, every=2)

@@ -25,7 +25,7 @@ from tests.support.fixtures.federation_files import DATA, FILE, Write, loaded
 from tests.support.simulation import dense, imported
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_file_runs_what_the_call_runs(write: Write, tmp_path: Path) -> None:
     found = load_federation(write(DATA + 'strategy = { name = "fedprox", mu = 0.3 }\nprivacy = "plain"')).run()
     data = loaded(tmp_path)
@@ -43,7 +43,7 @@ def test_the_file_runs_what_the_call_runs(write: Write, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_masks_are_asked_for_in_the_file(write: Write) -> None:
     with pytest.raises(SimulationError, match="masks: a round with privacy 'plain' has none"):
         load_federation(write(), ["privacy=plain", "run.masks=true", "rounds=1"]).run()
@@ -193,7 +193,7 @@ def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_pat
         (["rounds"], "--set rounds: expected KEY=VALUE, such as rounds=5 or strategy.mu=0.1"),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_mistakes_are_told(write: Write, settings: list[str], text: str) -> None:
     file = write()
     with pytest.raises(SimulationError) as told:
@@ -271,7 +271,7 @@ def test_files_whose_labels_mean_something_else_are_refused(write: Write, tmp_pa
         load_federation(file).prepare()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tables_and_curves_have_what_happened(write: Write, tmp_path: Path) -> None:
     federation: Federation = load_federation(write(), ["run.test_every=2", "dropout=0.3"])
     result = federation.run()

@@ -107,7 +107,7 @@ def with_models(tmp_path: Path, first: str = "", second: str = "") -> tuple[str,
     ("first", "second", "model_of"),
     [("", "", None), ("clients = [0, 3]", "", [0, 1, 1, 0]), ("clients = [1]", "clients = [0, 2, 3]", [1, 0, 1, 1])],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_have_the_models_that_the_file_says(
     write: Write,
     tmp_path: Path,
@@ -198,7 +198,7 @@ def test_rows_and_a_share_to_test_with_are_not_both_taken(write: Write) -> None:
         (["models.0=lenet"], "--set models.0=lenet: models is no table"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_mistakes_about_several_models_are_told(
     write: Write,
     tmp_path: Path,

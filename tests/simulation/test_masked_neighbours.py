@@ -38,7 +38,7 @@ def fields(count: int) -> list[dict[str, np.ndarray]]:
     ("count", "server", "protocol"),
     [(30, "semi-honest", "neighbours"), (24, "malicious", "neighbours"), (16, "semi-honest", "neighbours-mlkem")],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_over_neighbours_give_the_same_model(
     make: Make, count: int, server: Any, protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +65,7 @@ def test_rounds_over_neighbours_give_the_same_model(
     assert [row.devices for row in found.history] == [row.devices for row in expected.history]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_secure_groups_over_neighbours_give_the_same_model(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group is a round of its own: its devices draw neighbours among themselves, and the rule goes over means."""
     sizes: list[int] = []
@@ -126,7 +126,7 @@ def test_too_few_devices_make_no_sum(make: Make) -> None:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_protocols_that_are_not_allowed(
     make: Make, changes: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_protocols_that_are_not_allowed(
         archipel.simulate(bundle, fields(24), rounds=1, client_axis="off", **given)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_clock_counts_the_bytes_of_the_protocol_that_a_server_takes(make: Make) -> None:
     bundle = bundle_of(make)
 

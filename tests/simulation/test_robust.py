@@ -100,7 +100,7 @@ def test_groups_below_the_policys_minimum_are_left_out(make: Make) -> None:
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "gaussian"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_attack_ruins_the_mean_and_not_a_robust_rule(make: Make, attack: str) -> None:
     bundle, given = make("fedavg", privacy=SMALL), clients(9)
     test = (np.concatenate([each["input"] for each in given]), np.concatenate([each["label"] for each in given]))
@@ -145,7 +145,7 @@ def test_fltrust_follows_the_servers_own_examples(make: Make) -> None:
     assert_allclose(moved, expected, atol=1e-6)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_workers_and_a_run_that_goes_on_come_to_the_same_model(make: Make, tmp_path: Any) -> None:
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(9)
     options: dict[str, Any] = {
@@ -201,7 +201,7 @@ def test_an_aggregate_keeps_to_what_the_cohort_can_sum_to(make: Make) -> None:
         ({"attack": "alie", "attackers": [4]}, SimulationError, "attackers: there is no client 4; there are 0 to 3"),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_settings_that_do_not_go_together_are_refused(
     make: Make, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:

@@ -59,7 +59,7 @@ def test_devices_that_drop_out_are_not_in_the_sum(make: Make) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_run_killed_at_any_write_ends_at_the_same_model(
     make: Make, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_folder_is_one_run_s_at_a_time(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["another shape", "a name less", "cut", "rounds"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_damaged_folder_is_refused(make: Make, damage: str, tmp_path: Path) -> None:
     bundle = bundle_of(make, "fedavg")
     archipel.simulate(bundle, fields(), rounds=1, folder=tmp_path, client_axis="off")
@@ -196,7 +196,7 @@ def test_a_folder_with_another_run_is_refused(make: Make, tmp_path: Path) -> Non
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_module_is_simulated_and_resumed_without_a_bundle(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -213,7 +213,7 @@ def test_a_module_is_simulated_and_resumed_without_a_bundle(tmp_path: Path) -> N
     assert set(first.table()) >= {"round", "devices", "test accuracy", "training loss"}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_folder_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     network, clients = nn.Linear(6, 3), [(each["input"], each["label"]) for each in fields()]

@@ -54,7 +54,7 @@ def dropping() -> nn.Module:
     ("strategy", "module"),
     [("fedavg", dropping), ("scaffold", reference.dense), ("ditto", reference.dense)],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_same_rounds(make: Make, strategy: str, module: Any, axis: str) -> None:
     """Running statistics and Dropout, control variates, and two phases with personal tensors."""
     bundle = make(strategy, module, strategy_options={"clip": 50.0, "bits": 24})

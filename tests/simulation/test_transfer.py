@@ -39,7 +39,7 @@ def model(network: nn.Module) -> archipel.Model:
         ("lora", {"targets": "hidden.weight", "rank": 2}, "*", ["hidden.weight.lora_a", "hidden.weight.lora_b"]),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_only_what_is_trained_travels(
     network: nn.Module,
     model: archipel.Model,
@@ -91,7 +91,7 @@ def test_only_what_is_trained_travels(
         np.testing.assert_allclose(result.parameters[f"output.{name}"], value.numpy(), atol=2e-4, err_msg=name)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_backbone_runs_once_for_an_example(model: archipel.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all rounds and devices of one data set, also where features lie in a file and not in memory."""
     rows: list[int] = []

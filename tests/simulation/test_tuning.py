@@ -83,7 +83,7 @@ def halved(found: Tuning, losses_of: Callable[[float, int], float]) -> Iterator[
             yield ROUNDS
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_best_rate_is_found_and_worse_ones_are_ended_as_successive_halving_says(run: Any, tmp_path: Path) -> None:
     told = []
     found = tune(run, asked(), rounds=ROUNDS, seed=1, on_trial=told.append)
@@ -128,7 +128,7 @@ def test_a_picture_has_choices_in_their_own_order(tmp_path: Path, monkeypatch: p
     }  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_tuning_that_was_stopped_and_killed_goes_on_to_the_same_trials(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_tuning_that_was_stopped_and_killed_goes_on_to_the_same_trials(
         tune(run, few, rounds=ROUNDS, seed=1, folder=folder)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_are_the_budget_and_rates_that_diverge_are_ended(run: Any) -> None:
     found = tune(run, asked(trials=50, budget=30, pruner="none"), rounds=ROUNDS, seed=1)
     assert [trial.rounds for trial in found.trials] == [9, 9, 9, 9]
@@ -174,7 +174,7 @@ def test_rounds_are_the_budget_and_rates_that_diverge_are_ended(run: Any) -> Non
         tune(run, TuneSettings(ranges={"lr": [1000.0, 1001.0]}, metric="test loss"), rounds=3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
     write: Write,
     tmp_path: Path,
@@ -203,7 +203,7 @@ def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
         write_best(found, file, file)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_file_with_several_models_is_tuned(write: Write, tmp_path: Path) -> None:
     """By what the first of them reaches on the test data, and the best is written with all of them."""
     imported(wide).save(tmp_path / "wide.onnx")
@@ -274,7 +274,7 @@ def test_what_cannot_be_tuned_is_told(run: Any, write: Write) -> None:
 @pytest.mark.parametrize(
     ("low", "high"), [(0.01, 1.0), (0.0173, 0.4915), (0.1, 0.4), (1e-5, 10.0), (0.31, 0.39), (0.02, 0.9)]
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_numbers_on_a_logarithmic_axis_stand_side_by_side(low: float, high: float) -> None:
     figure = Figure(figsize=(3.6, 3.1), layout="constrained")
     panel = figure.subplots()

@@ -115,7 +115,7 @@ def once(wanted: Callable[[Any], bool]) -> Loses:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_lost_workers_change_no_bit(make: Make, privacy: str, tmp_path: Path) -> None:
     """SCAFFOLD's devices keep control variates, so a device that trains twice must begin from the same ones."""
     bundle = make("scaffold", strategy_options={"control_clip": 1000.0, "clip": 50.0, "bits": 24})

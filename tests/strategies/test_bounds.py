@@ -42,7 +42,7 @@ every_weighting = pytest.mark.parametrize(
     ],
 )
 
-pytestmark = pytest.mark.sampled(every=3)
+pytestmark = pytest.mark.sampled(every=6)
 # So that the largest step is near the bound.
 TIGHT = {"qfedavg": {"q": 0.01, "loss_cap": 0.5}}
 
@@ -173,7 +173,7 @@ def test_honest_devices_keep_within_every_bound(
 
 
 @every_weighting
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_bounds_are_not_far_from_what_devices_reach(
     finish_of: Callable[[str, str], Finish], name: str, weighting: str
 ) -> None:
@@ -191,7 +191,7 @@ def test_the_bounds_are_not_far_from_what_devices_reach(
 
 
 @every_weighting
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finish], name: str, weighting: str) -> None:
     """Each entry by itself: what all honest devices send at most, and half as much again."""
     here, cohort = finish_of(name, weighting), 10

@@ -26,7 +26,7 @@ from archipel.strategies.device import describe
 from archipel.strategies.strategy import Strategy
 from tests.support.simulation import added_up, clients, first_state, imported, normalized, ports, server_step
 
-pytestmark = pytest.mark.sampled(every=3)
+pytestmark = pytest.mark.sampled(every=6)
 
 Make = Callable[..., Bundle]
 Of = Callable[[Strategy], Bundle]
@@ -127,7 +127,7 @@ def norm(arrays: list[np.ndarray]) -> float:
 
 
 @every
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strategy: Strategy) -> None:
     bundle = bundle_of(strategy)
     uploads = ports(bundle.program("finish"))
@@ -156,7 +156,7 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
 
 
 @every
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, updates_of: Updates, strategy: Strategy) -> None:
     """Through the fixed-point encoding, as in a round."""
     bundle = bundle_of(strategy)
@@ -180,7 +180,7 @@ def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, updates_of: 
 
 
 @every
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_order_of_devices_does_not_matter(bundle_of: Of, updates_of: Updates, strategy: Strategy) -> None:
     """To the last bit where sums are whole numbers, and to float64 where they are not."""
     bundle, updates = bundle_of(strategy), updates_of(strategy)
@@ -266,7 +266,7 @@ def test_wrong_values_are_listed_for_every_option(strategy: Strategy) -> None:
 
 
 @every
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_predictions_follow_what_the_device_learned(make: Make, bundle_of: Of, strategy: Strategy) -> None:
     """In float and in int8, personal tensors included."""
     x, y = clients()[3]

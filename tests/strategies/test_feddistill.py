@@ -117,7 +117,7 @@ def wide() -> nn.Module:
     return nn.Sequential(OrderedDict(one=nn.Linear(6, 9), relu=nn.ReLU(), two=nn.Linear(9, CLASSES)))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_with_different_models_share_a_table(make: Make, tmp_path: Path) -> None:
     data, modules, of = clients(), [dense(), wide()], [0, 1, 1, 0]
     bundles = [make("feddistill", maker, batch_size=32) for maker in (dense, wide)]

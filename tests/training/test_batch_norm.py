@@ -78,7 +78,7 @@ def floats(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_training_moves_the_running_statistics(module: nn.Module, model: Model, batches: Batches) -> None:
     expected, trained = train(module, batches, True)
     step = training.step_graph(model, LOSS, SGD)
@@ -107,7 +107,7 @@ def test_training_moves_the_running_statistics(module: nn.Module, model: Model, 
     assert correct == (logits.argmax(1).numpy() == y).sum()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_several_steps_carry_the_statistics(model: Model, batches: Batches) -> None:
     one, four = (training.step_graph(model, LOSS, SGD, steps=steps) for steps in (1, 4))
     check_model(four.ir)

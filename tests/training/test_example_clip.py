@@ -60,7 +60,7 @@ def moved(step: Model, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("module", [Twice, Tied])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_norms_of_shared_weights_are_those_of_the_sum(module: type[nn.Module], way: str) -> None:
     torch.manual_seed(0)
     network = module()

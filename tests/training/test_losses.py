@@ -166,7 +166,7 @@ CASES = {
 @pytest.mark.parametrize("free", [False, True], ids=["fixed", "symbolic"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_values_mean_and_gradient_are_pytorchs(name: str, dtype: type[np.floating], free: bool) -> None:
     case = CASES[name]
     rng = np.random.default_rng(0)

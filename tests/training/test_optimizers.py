@@ -163,7 +163,7 @@ def assert_same(found: list[dict], expected: list[dict], tolerance: float) -> No
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-6), (np.float32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=lambda part: str(part))
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_twenty_steps_follow_pytorch(
     name: str, arguments: dict[str, Any], dtype: npt.DTypeLike, tolerance: float
 ) -> None:

@@ -160,7 +160,7 @@ def test_each_example_draws_its_own_mask() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.5])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_lanes_and_a_loop_over_the_examples_agree(noise: float, batches: Batches, monkeypatch) -> None:
     """With Dropout, whose masks are each example's own in both ways, and noise, which is the same."""
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4))

@@ -57,7 +57,7 @@ def learn(chromium: Browser, vite_page: Path, serve: Callable[[Path], Site]) -> 
     return ask
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_software_is_no_gpu(learn: Learn) -> None:
     found, asked = learn({})
     assert found["delegate"] == "wasm"

@@ -54,6 +54,7 @@ def expected(federation: Federation, task: TaskInfo, agents: list[tuple[Agent, i
     return W0 + decoded.deltas["w"] / decoded.weight
 
 
+@pytest.mark.sampled(every=3)
 def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
     """Two rounds: the second begins with weights that the page finds in the server's log, and endorsed."""
     federation = pages.federation
@@ -88,7 +89,7 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
 RESUMED = ["resumed", "masked", "uploaded", "confirmed", "unmasked", "committed"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_reload_before_the_update(pages: Pages, fleet: Fleet) -> None:
     """The device goes on with the round, and what it had computed before is in the sum."""
     federation, fleet.hold_at = pages.federation, "advertised"
@@ -135,7 +136,7 @@ SEALED = """async () => {
 """Where the device keeps what only its sealing key opens."""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> None:
     """The very bytes that were stored are sent, and count; no other update is ever masked for this round."""
     federation = pages.federation
@@ -173,7 +174,7 @@ def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> Non
         assert tab.page.evaluate(SEALED) == ["state/linear"]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_download_that_breaks_goes_on_where_it_was(pages: Pages, fleet: Fleet) -> None:
     federation, broken = pages.federation, list[str]()
 
@@ -200,7 +201,7 @@ def test_a_download_that_breaks_goes_on_where_it_was(pages: Pages, fleet: Fleet)
         assert [code for method, path, code, _ in proxy.seen if [path] == broken and method == "GET"] == [200, 206]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
     """Its Ed25519, X25519, HKDF and AES give the bytes that Python's give; refusals are tested in Node."""
     round_ = json.loads((WEB.parent / "vectors" / "protocol" / "round.json").read_text())
@@ -210,7 +211,7 @@ def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
             assert tab.page.evaluate("([round, index]) => replayed(round, index)", [round_, index]) == steps
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_documentation_s_code_runs(pages: Pages, fleet: Fleet) -> None:
     federation = pages.federation
     with pages.tab(10) as tab:
@@ -241,7 +242,7 @@ def test_one_device_per_profile(pages: Pages) -> None:
         assert second.page.evaluate("() => waiting") == ""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_the_owner_decides(pages: Pages, fleet: Fleet) -> None:
     federation = pages.federation
     with pages.tab(7) as tab:
@@ -305,7 +306,7 @@ def test_keys_that_no_script_can_read_and_their_end(pages: Pages) -> None:
         assert tab.enrol() != enrolled
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_versions_that_the_server_offers(pages: Pages) -> None:
     """A page takes a model's first version, then a better one, keeps that when a worse one comes, and goes back."""
     registry = Registry(pages.federation, {})

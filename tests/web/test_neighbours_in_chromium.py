@@ -30,7 +30,7 @@ def fleet(pages: Pages) -> Fleet:
 @pytest.mark.parametrize(
     ("server", "rounds"), [("malicious", 2), pytest.param("semi-honest", 1, marks=pytest.mark.slow)]
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_rounds_over_neighbours_with_agents(pages: Pages, fleet: Fleet, server: str, rounds: int) -> None:
     """The second round begins with weights that devices of the first endorsed."""
     federation = pages.federation
@@ -58,7 +58,7 @@ def test_rounds_over_neighbours_with_agents(pages: Pages, fleet: Fleet, server: 
     np.testing.assert_allclose(weights, expected(federation, task, agents, [COUNT - 1]), atol=2e-6)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_vectors_of_rounds_in_chromium(pages: Pages) -> None:
     """Its Ed25519, X25519, HKDF and AES give the bytes that Python's give; lies are tested in Node."""
     steps = ["plan", "advertise", "draw", "deal", "receive", "mask", "confirm", "answer"]
@@ -73,7 +73,7 @@ def test_the_vectors_of_rounds_in_chromium(pages: Pages) -> None:
     "event",
     ["masked", *(pytest.param(each, marks=pytest.mark.slow) for each in ("advertised", "shared", "confirmed"))],
 )  # fmt: skip
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_reload_in_a_round(pages: Pages, fleet: Fleet, event: str) -> None:
     """The device goes on where it was: it sends the same once more, and takes the next step."""
     federation = pages.federation

@@ -39,7 +39,7 @@ MAX_DEVICE_BYTES = 150_000
 """Of what `archipel-web/device` adds to the archive."""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_in_it(archive: Path) -> None:
     assert archive.stat().st_size < MAX_BYTES + MAX_DEVICE_BYTES
     with tarfile.open(archive) as packed:
@@ -70,7 +70,7 @@ def test_what_is_in_it(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("resolution", [("bundler", "esnext"), ("nodenext", "nodenext")], ids="/".join)
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_typescript_takes_it(project: Path, resolution: tuple[str, str]) -> None:
     run(
         "node_modules/typescript/bin/tsc", "--noEmit", "--strict", "--exactOptionalPropertyTypes", "--skipLibCheck",
@@ -79,7 +79,7 @@ def test_typescript_takes_it(project: Path, resolution: tuple[str, str]) -> None
     )  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_node_takes_it(project: Path) -> None:
     script = """
         import { readFileSync } from "node:fs";
@@ -94,7 +94,7 @@ def test_node_takes_it(project: Path) -> None:
 
 
 @pytest.mark.parametrize("bundler", ["vite", pytest.param("webpack", marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_page_that_a_bundler_builds(
     chromium: Browser,
     request: pytest.FixtureRequest,

@@ -20,7 +20,7 @@ from tests.web.test_step_in_node import RUNNER, node, tensor  # noqa: F401
 
 
 @pytest.mark.parametrize("compress", ["random_k", pytest.param("top_k", marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_both_runtimes_pack_alike(
     make: Callable[..., Bundle],  # noqa: F811
     node: str,  # noqa: F811

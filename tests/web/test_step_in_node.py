@@ -73,7 +73,7 @@ QUICK = {"1D-CNN, Adam"}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_same_losses(name: str, node: str, tmp_path: Path) -> None:
     case = CASES[name]
     rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ net (float[batch, 3] x) => (float[batch, 4] y) <int64 most = {6}> {
 
 
 @pytest.mark.parametrize("kind", ["If", pytest.param("Loop", marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_loops_and_branches(kind: str, node: str, tmp_path: Path) -> None:
     """An If that depends on a length, with an LSTM before it; a Loop that its values end. Both read what is outside."""
     rng = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def test_loops_and_branches(kind: str, node: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(run_in_node(node, step, batches, {"lr": 0.1}, 3, tmp_path), expected, rtol=1e-4)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_raw_sound(node: str, tmp_path: Path) -> None:
     """A step that reads 16-bit sound: its graph begins with a log-mel spectrogram."""
     rng = np.random.default_rng(0)

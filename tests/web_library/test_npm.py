@@ -36,11 +36,11 @@ def test_its_types(npm: str) -> None:
     run(npm, "run", "--silent", "check", NO_COLOR="1")
 
 
-@pytest.mark.sampled(every=4)
-@pytest.mark.parametrize("shard", [1, 2, 3, 4])
+@pytest.mark.sampled(every=8)
+@pytest.mark.parametrize("shard", range(1, 9))
 def test_its_own_tests(npm: str, shard: int) -> None:
-    """One quarter of the files after the other."""
-    run(npm, "exec", "vitest", "--", "run", f"--shard={shard}/4", NO_COLOR="1")
+    """One eighth of the files after the other."""
+    run(npm, "exec", "vitest", "--", "run", f"--shard={shard}/8", NO_COLOR="1")
 
 
 @pytest.mark.slow

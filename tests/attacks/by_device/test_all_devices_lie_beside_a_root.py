@@ -37,25 +37,25 @@ def made(world: World, lie: np.ndarray, *, rule: str = "fltrust") -> np.ndarray:
 @pytest.mark.parametrize(
     "lie", [-WAY, -LARGE * WAY, LARGE * (ASIDE - 0.01 * WAY)], ids=["flipped", "flipped and long", "just away"]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_lie_that_points_away_from_the_trusted_update_moves_nothing(world: World, lie: np.ndarray) -> None:
     np.testing.assert_array_equal(made(world, lie), np.zeros(8))
 
 
 @pytest.mark.parametrize("lie", [LARGE * WAY, LARGE * (WAY + 3 * ASIDE)], ids=["longer", "longer and bent"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_lie_that_does_moves_the_model_no_further_than_the_trusted_update(world: World, lie: np.ndarray) -> None:
     moved = made(world, lie)
     assert np.linalg.norm(moved) <= np.linalg.norm(WAY) * (1 + 1e-6)
     assert moved @ WAY > 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_rule_over_the_cohort_alone_follows_the_lie(world: World) -> None:
     np.testing.assert_allclose(made(world, -LARGE * WAY, rule="median"), -LARGE * WAY, rtol=1e-5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_of_the_cohort_cannot_take_the_place_of_the_trusted_one(world: World) -> None:
     """The trusted device leaves, as if it had been pushed off the network; what the others sent makes no version."""
     root, *devices = world.add_devices(6)
@@ -75,7 +75,7 @@ def test_a_device_of_the_cohort_cannot_take_the_place_of_the_trusted_one(world: 
     assert (told, root.id in told) == (shown["reason"], False)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_trusted_device_that_was_stolen_and_revoked_makes_no_version(world: World) -> None:
     root, *devices = world.add_devices(6)
     task = world.create_task(

@@ -49,7 +49,7 @@ def moved(world: World, task: dict[str, Any]) -> float:
         ({"rule": "trimmed-mean", "tolerated": 1, "mixing": "nnm"}, False),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_one_update_of_a_plain_round(world: World, aggregation: dict[str, Any], follows: bool) -> None:
     task = world.create_task(privacy="plain", threshold=None, aggregation=aggregation)
     devices = world.add_devices(5)
@@ -62,7 +62,7 @@ def test_one_update_of_a_plain_round(world: World, aggregation: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("rule", "tolerated", "follows"), [("mean", 0, True), ("median", 1, False)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_device_of_a_secure_group(world: World, rule: str, tolerated: int, follows: bool) -> None:
     asked = {"rule": rule, "tolerated": tolerated}
     task = world.create_task(min_cohort=3, cohort=9, threshold=2, secure_groups=3, aggregation=asked)

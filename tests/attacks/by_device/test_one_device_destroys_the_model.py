@@ -50,7 +50,7 @@ def both(mine: np.ndarray, others: np.ndarray) -> np.ndarray:
         (both, "the sum of weights is"),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_sum_that_honest_devices_cannot_send_is_rejected(
     world: World, bundle: Bundle, attack: Attack, reason: str
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_sum_that_honest_devices_cannot_send_is_rejected(
     assert world.task(task["task_id"])["model"] == shown["weights_in"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_values_beyond_their_range_are_rejected(world: World, keys: Keys, tmp_path: Path) -> None:
     """What is no delta is bounded as well: FedNova multiplies the mean by how many steps devices say that they took."""
     bundle, world.bundle_file = make_bundle(tmp_path / "nova", keys.publisher, "fednova", weight_cap=10_000)
@@ -81,7 +81,7 @@ def test_values_beyond_their_range_are_rejected(world: World, keys: Keys, tmp_pa
     assert world.task(task["task_id"])["model"] == shown["weights_in"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_honest_round_moves_the_model(world: World, bundle: Bundle) -> None:
     """The same devices without the attack: it is not the check that keeps the model where it is."""
     digits = Digits(bundle, world)

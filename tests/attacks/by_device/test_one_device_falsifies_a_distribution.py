@@ -145,6 +145,7 @@ def test_the_server_keeps_nothing_of_a_spoiled_histogram(world: World, layout: L
     assert (shown["phase"], shown["spoiled"], shown["result"]) == ("failed", True, None)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_server_is_told_how_many_and_not_who(world: World, layout: Layout) -> None:
     vectors = [encode(layout, accuracy) for accuracy in HONEST[::-1]]
     shown, stored = run(world, layout, vectors)

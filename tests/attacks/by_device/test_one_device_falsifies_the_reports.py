@@ -76,7 +76,7 @@ def test_sums_that_honest_devices_cannot_send_are_rejected(
     assert world.task(task["task_id"])["model"] == shown["weights_in"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_within_its_bounds_a_lie_moves_no_weight_and_no_curve_beyond_its_range(world: World, bundle: Bundle) -> None:
     """The first round tells of ten clipped updates and the largest loss, the second of none: what one device can do."""
     port = clip_input(bundle.program("finish"))

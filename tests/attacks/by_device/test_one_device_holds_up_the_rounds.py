@@ -42,7 +42,7 @@ def devices(world: World) -> list[Device]:
     return world.add_devices(5)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_device_that_leaves_every_round_ends_few(world: World, devices: list[Device]) -> None:
     """Each round needs four of the five devices. In five minutes it ends four, as its rests double."""
     hostile, honest = devices[0], devices[1:]
@@ -66,7 +66,7 @@ def test_a_device_that_leaves_every_round_ends_few(world: World, devices: list[D
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["as late as it may", "never"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_device_that_lets_the_others_wait_does_not_lengthen_it(
     world: World, devices: list[Device], answers: bool
 ) -> None:

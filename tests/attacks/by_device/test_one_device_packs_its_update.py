@@ -82,7 +82,7 @@ def refused(device: Device, world: World, data: bytes, *words: str) -> None:
     assert world.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_largest_elements(begin: Begin, world: World) -> None:
     _, devices, layout, task = begin("plain", compress="top_k", share=3 / ELEMENTS)
     parts, name = read_weights(encode_plain(layout, nothing(layout))), packed(layout)
@@ -105,7 +105,7 @@ def test_the_largest_elements(begin: Begin, world: World) -> None:
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rotated_elements(begin: Begin, world: World) -> None:
     _, devices, layout, task = begin("plain", compress="rotation")
     below = steps_of(0)
@@ -159,7 +159,7 @@ OTHERS = sum(HONEST)
         (63 - OTHERS, None),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_masked_vector_beyond_its_bounds(begin: Begin, world: World, row: np.ndarray, reason: str | None) -> None:
     shown = run_secure(world, begin("secure", compress="rotation"), [row, *HONEST])
     assert shown["phase"] == ("failed" if reason else "committed")
@@ -168,7 +168,7 @@ def test_a_masked_vector_beyond_its_bounds(begin: Begin, world: World, row: np.n
         assert 4 * STEP / 3 < shown["step_norm"] <= 8 * STEP / 3  # of 64 times -1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_masked_vector_of_another_size(begin: Begin, world: World) -> None:
     _, devices, layout, _ = begin("secure", compress="rotation")
     world.run_to("masking", devices)

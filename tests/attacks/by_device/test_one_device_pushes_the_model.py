@@ -36,7 +36,7 @@ def pushed(digits: Digits, mine: np.ndarray, others: np.ndarray) -> np.ndarray:
     return attack
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_step_far_beyond_the_usual_is_scaled_down_and_told(world: World, bundle: Bundle) -> None:
     digits = Digits(bundle, world)
     task = world.create_task(rounds=4, **TASK)
@@ -61,7 +61,7 @@ def test_a_step_far_beyond_the_usual_is_scaled_down_and_told(world: World, bundl
     assert len(shown["survivors"]) == DEVICES
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_step_is_the_same_when_the_sum_is_made_again_after_a_crash(
     world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

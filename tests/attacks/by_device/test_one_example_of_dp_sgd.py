@@ -58,7 +58,7 @@ def moved(step: Model, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("most", [example_lanes.MAX_ELEMENTS, 0], ids=["lanes", "one after the other"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_it_moves_the_sum_by_no_more_than_the_clip(
     most: int, monkeypatch: pytest.MonkeyPatch, data: tuple[np.ndarray, np.ndarray]
 ) -> None:
@@ -85,7 +85,7 @@ def bytes_of(seed: str) -> Callable[[int], bytes]:
     return lambda size: hashlib.shake_256(f"{seed}/{next(count)}".encode()).digest(size)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_device_sends_what_it_would_have_sent(tmp_path: Path, data: tuple[np.ndarray, np.ndarray]) -> None:
     torch.manual_seed(0)
     convert(

@@ -42,7 +42,7 @@ def headers_of(data: bytes) -> dict[str, str]:
     return {"Digest-SHA256": hashlib.sha256(data).hexdigest()}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_stores_no_more_than_one_update(world: World, fleet: list[Device]) -> None:  # noqa: F811
     """However often it sends parts, with whatever bytes, of whatever digest."""
     device = fleet[0]

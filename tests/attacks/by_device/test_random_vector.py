@@ -23,7 +23,7 @@ from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_is_found_and_the_task_goes_on(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=30, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(9)
@@ -41,7 +41,7 @@ def test_it_is_found_and_the_task_goes_on(world: World) -> None:  # noqa: F811
         assert len(members) == 4
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_where_every_device_is_needed_it_cannot_be_found_and_the_task_says_so(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=3, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(4)
@@ -52,6 +52,7 @@ def test_where_every_device_is_needed_it_cannot_be_found_and_the_task_says_so(wo
     assert not any(each["quarantine"] for each in world.operator("GET", "/v1/devices")[1]["items"])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_that_too_few_devices_answer_in_makes_nobody_a_suspect(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=1, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(6)
@@ -66,7 +67,7 @@ def test_a_round_that_too_few_devices_answer_in_makes_nobody_a_suspect(world: Wo
     assert not any(each["suspicion"] for each in world.operator("GET", "/v1/devices")[1]["items"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_operator_sees_the_search_while_it_goes_on(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=9, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(8)
@@ -95,7 +96,7 @@ def test_the_operator_sees_the_search_while_it_goes_on(world: World) -> None:  #
     assert sum(device in members for device in here) <= 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_search_waits_for_more_devices_than_a_round_takes(world: World) -> None:  # noqa: F811
     """Who is quick to come would be in every round, and nothing be left to chance: the spoiler among them stays."""
     task = world.create_task(rounds=9, cohort=4, min_cohort=4, threshold=3)
@@ -112,7 +113,7 @@ def test_a_search_waits_for_more_devices_than_a_round_takes(world: World) -> Non
     assert sum(bool(device.join()) for device in devices) == 4
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_that_is_in_every_round_of_a_small_fleet_does_not_end_the_task(world: World) -> None:  # noqa: F811
     """A round takes everybody who is there: without a search the fifth would have been the last."""
     task = world.create_task(rounds=2, cohort=6, min_cohort=4, threshold=4)

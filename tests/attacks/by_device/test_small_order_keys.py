@@ -43,7 +43,7 @@ def with_small_key(
     return AdvertiseRequest(advertisement=seal("advertisement", body, identity), envelope_keys=keys)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_server_refuses_them_and_the_round_goes_on(world: World) -> None:
     task = world.create_task(cohort=5, min_cohort=4, threshold=3)
     devices = world.add_devices(5)

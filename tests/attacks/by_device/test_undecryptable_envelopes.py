@@ -40,7 +40,7 @@ class Spoiling(Participant):
 
 
 @pytest.mark.parametrize("victims", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_task_is_completed_without_it(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, victims: int
 ) -> None:

@@ -37,7 +37,7 @@ def shown(world: World, device: Device) -> dict[str, Any]:  # noqa: F811
     return world.operator("GET", f"/v1/devices/{device.id}")[1]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_whoever_reveals_wrong_shares_is_set_aside(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=4, cohort=6, min_cohort=4, threshold=4)
     devices = world.add_devices(7)
@@ -66,7 +66,7 @@ def test_whoever_reveals_wrong_shares_is_set_aside(world: World) -> None:  # noq
     ]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_whoever_deals_a_wrong_share_does_not_get_its_recipient_blamed(
     world: World,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -98,6 +98,7 @@ def test_whoever_deals_a_wrong_share_does_not_get_its_recipient_blamed(
     assert all(shown(world, device)["quarantine"] is None for device in devices)
 
 
+@pytest.mark.sampled(every=3)
 def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
     world: World,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +136,7 @@ def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
     assert world.task(task["task_id"])["failed_rounds"] == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_two_that_bend_their_shares_do_not_get_a_third_blamed(
     world: World,  # noqa: F811
     bundle_maker: Callable[..., Path],  # noqa: F811

@@ -48,7 +48,7 @@ def finish(world: World, devices: list[NeighbourDevice], phases: tuple[str, ...]
         world.settle()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_dealt_garbage_is_out_and_the_others_go_on(begun: Any) -> None:
     world, task, devices = begun  # noqa: F811
     finish(world, devices, ANSWERED[:1])
@@ -76,7 +76,7 @@ def test_who_dealt_garbage_is_out_and_the_others_go_on(begun: Any) -> None:
     assert info["faults"] == []
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_shows_wrong_shares_is_named_and_the_sum_stays(begun: Any) -> None:
     world, task, devices = begun  # noqa: F811
     finish(world, devices, ANSWERED[:5])
@@ -95,7 +95,7 @@ def test_who_shows_wrong_shares_is_named_and_the_sum_stays(begun: Any) -> None:
     assert info["faults"] == [{"device_id": liar.id, "reason": "wrong unmasking shares"}]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_wrong_signatures_of_some_do_not_stop_the_others(begun: Any) -> None:
     world, task, devices = begun  # noqa: F811
     finish(world, devices, ANSWERED[:4])
@@ -112,7 +112,7 @@ def test_wrong_signatures_of_some_do_not_stop_the_others(begun: Any) -> None:
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_whoever_deals_shares_of_no_secret_is_named(begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They fit their commitments, so no holder is to blame. The sum cannot be unmasked; the task is not held liable."""
     world, task, devices = begun  # noqa: F811

@@ -34,7 +34,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_site_beyond_what_sites_can_have_spoils_the_round(tmp_path: Path, lie: str) -> None:
     lies, why = LIES[lie]
     with open_edge_world(tmp_path) as world:
@@ -75,7 +75,7 @@ def changed_plan(monkeypatch: pytest.MonkeyPatch, change: Callable[[RoundPlan], 
     monkeypatch.setattr(opening, "local_plan", made)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_task_of_its_own_under_the_root_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_edge_world(tmp_path) as world:
         key = world.edge.settings.private_key
@@ -89,21 +89,21 @@ def test_a_task_of_its_own_under_the_root_s_name(tmp_path: Path, monkeypatch: py
         attacked(world, "the signature does not verify")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_other_hyperparameters_than_the_root_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_edge_world(tmp_path) as world:
         changed_plan(monkeypatch, lambda plan: msgspec.structs.replace(plan, hyperparameters={"lr": 1.0}))
         attacked(world, "its hyperparameters is not that of the root's plan")
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_training_of_its_own_with_the_root_s_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_edge_world(tmp_path) as world:
         changed_plan(monkeypatch, lambda plan: msgspec.structs.replace(plan, origin=None))
         attacked(world, "a training of the server's own")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_same_round_of_the_root_a_second_time(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         devices = [world.device(number) for number in (1, 2)]

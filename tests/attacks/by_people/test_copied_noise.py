@@ -59,7 +59,7 @@ def contents(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_backup_has_no_noise_though_it_has_the_servers_keys(running: Running, tmp_path: Path) -> None:
     back_up(running.world.settings, tmp_path / "backup")
     cipher = AESGCM(load_settings(tmp_path / "backup", environment={}).noise_key)
@@ -83,7 +83,7 @@ def test_a_backup_has_no_noise_though_it_has_the_servers_keys(running: Running, 
     assert sorted(found) == sorted(noise.tobytes() for noise in running.noise)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_disk_without_the_servers_key_has_no_noise(running: Running) -> None:
     folder = Path(running.world.settings.folder)
     for data in contents(folder):
@@ -92,7 +92,7 @@ def test_the_disk_without_the_servers_key_has_no_noise(running: Running) -> None
             assert noise.astype(np.int32).tobytes() not in data
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_server_that_is_set_back_releases_no_more_sums_of_the_task(running: Running, tmp_path: Path) -> None:
     world = running.world  # noqa: F811
     back_up(world.settings, tmp_path / "backup")

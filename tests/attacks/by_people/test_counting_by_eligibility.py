@@ -47,7 +47,7 @@ def ask(world: World, eligibility: str, **changes: Any) -> tuple[int, Any]:  # n
     return world.operator("POST", "/v1/tasks", values)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_counts_and_words_tell_no_single_device(village: World) -> None:
     houses = "house in [" + ", ".join(map(str, range(13)))
     seen = []
@@ -68,7 +68,7 @@ def test_counts_and_words_tell_no_single_device(village: World) -> None:
         assert said.startswith(f"fewer than 10 devices of the population report '{name}'")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_that_would_start_with_few_is_refused(village: World) -> None:
     status, answer = ask(village, "ill", min_cohort=3, cohort=5, threshold=3)
     assert status == 422
@@ -76,7 +76,7 @@ def test_a_task_that_would_start_with_few_is_refused(village: World) -> None:
     assert ask(village, "", min_cohort=3, cohort=5, threshold=3)[0] == 201
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_rollout_whose_gate_hears_few_is_refused(village: World) -> None:
     """Whether its gate hears enough devices tells how many fit the expression; and so what it heard from them."""
     fleet = Fleet(village).create()
@@ -87,7 +87,7 @@ def test_a_rollout_whose_gate_hears_few_is_refused(village: World) -> None:
     fleet.post("rollouts", {**wanted, "eligibility": ""}, 201)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_auditors_are_told_no_number(village: World) -> None:
     _, task = ask(village, "not ill")
     made = village.operator("POST", "/v1/tokens", {"name": "a", "role": "auditor"})[1]
@@ -97,7 +97,7 @@ def test_auditors_are_told_no_number(village: World) -> None:
     assert (shown["waiting"], shown["waiting_for"]) == (None, "")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_is_in_such_a_round_goes_by_another_name(village: World) -> None:
     _, task = ask(village, "not ill", cohort=12, threshold=8)
     village.settle()
@@ -110,7 +110,7 @@ def test_who_is_in_such_a_round_goes_by_another_name(village: World) -> None:
         assert village.operator("GET", f"/v1/devices/{device.id}")[1]["rounds"] == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_runs_what_is_no_way_round(village: World) -> None:
     """A rollout to the devices for which the expression is true, and then the number of those that run the version."""
     digest = village.publish()

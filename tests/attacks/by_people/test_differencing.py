@@ -81,7 +81,7 @@ def true_histogram(number: int, fleet: Federation) -> list[float]:
                                      (y >= 1).sum())]  # fmt: skip
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_attack_where_publisher_and_server_let_it(fleet: Federation, bundle_maker: Callable[..., Path]) -> None:
     """Without any rule it works: one device in each difference is enough for a policy of one contributor."""
     fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "min_contributors": 1})
@@ -89,7 +89,7 @@ def test_the_attack_where_publisher_and_server_let_it(fleet: Federation, bundle_
     assert found == {agent.device_id: true_histogram(number, fleet) for number, agent in enumerate(fleet.agents)}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Federation) -> None:
     released = ask_without_each(fleet, 2)
     # The other questions were not even begun.
@@ -100,7 +100,7 @@ def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Federatio
     assert exact_histograms(fleet, released) == {}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_devices_refuse_though_the_server_skips_its_rules(fleet: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "choose", lambda session, task, waiting, fewest, *, now: list(waiting))
     monkeypatch.setattr(queries, "conflict", lambda session, current, task, *, now: "")
@@ -132,6 +132,7 @@ def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Federation, bundle_ma
         fleet.task(**ASK, min_contributors=3)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_operator_may_not_ask(fleet: Federation) -> None:
     token = fleet.operator.tokens.create(TokenRequest(name="shift", role="operator")).token
     operator, fleet.operator = fleet.operator, OperatorClient(fleet.url, token)
@@ -145,7 +146,7 @@ def test_an_operator_may_not_ask(fleet: Federation) -> None:
         fleet.operator = operator
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
     """Four devices are in the sum, but only two have examples: what is released would tell of these."""
     agents = fleet.agents[:2] + [
@@ -167,7 +168,7 @@ def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_population_is_asked_so_many_times(
     fleet: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

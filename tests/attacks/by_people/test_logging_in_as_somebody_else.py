@@ -16,7 +16,7 @@ from tests.support.world import World
 
 
 @pytest.mark.parametrize("signed_by", ["another", "nobody", "the public key"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_token_that_the_provider_has_not_signed(world: World, provider: LyingProvider, signed_by: str) -> None:
     visitor = Visitor(world)
     provider.signed_by = signed_by
@@ -44,7 +44,7 @@ def test_a_token_that_the_provider_has_not_signed(world: World, provider: LyingP
     ],
     ids=str,
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_token_for_somebody_or_something_else(world: World, provider: LyingProvider, claims: dict[str, Any]) -> None:
     provider.claims = claims
     visitor = Visitor(world)
@@ -96,7 +96,7 @@ def test_an_answer_comes_too_late_or_a_second_time(world: World, provider: Lying
 
 
 @pytest.mark.parametrize("wanted", ["https://evil.example/", "//evil.example", "/dashboard/../v1/tokens", "/other"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_way_back_leads_to_the_dashboard_alone(world: World, provider: LyingProvider, wanted: str) -> None:
     provider.clock = world.clock
     visitor = Visitor(world)
@@ -106,7 +106,7 @@ def test_the_way_back_leads_to_the_dashboard_alone(world: World, provider: Lying
     assert 'content="0; url=/dashboard/"' in page
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_the_provider_says_is_shown_as_text(world: World, provider: LyingProvider) -> None:
     said = "<script>alert(1)</script>"
     page = come_back(Visitor(world), provider, error="access_denied", error_description=said)

@@ -71,7 +71,7 @@ def test_the_page_on_the_list_reads_what_devices_use(client: Client) -> None:
 
 
 @pytest.mark.parametrize("origin", OTHERS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_pages_that_are_not_on_the_list_read_nothing(client: Client, origin: str) -> None:
     for line in MATRIX:
         assert reads(client, origin, line.method, concrete(line.path)) == [], line.route

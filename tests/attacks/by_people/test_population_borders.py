@@ -96,7 +96,7 @@ def long_ago(federation: Federation, task_id: str) -> None:  # noqa: F811
         task.ended -= AFTER_SECONDS
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
     outsiders = {
         "operator": person(shared.federation, THEIRS),
@@ -123,7 +123,7 @@ def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
         assert outsider.ask("GET", "/v1/audit")[0] == 403, who
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_those_whose_it_is_read_it(shared: Borders) -> None:
     auditor = person(shared.federation, OURS, role="auditor")
     for who, caller in (("doctor", shared.doctor), ("auditor", auditor), ("patient", shared.patient)):
@@ -158,7 +158,7 @@ def test_nobody_begins_something_with_what_is_not_theirs(shared: Borders) -> Non
     assert outsider.ask("POST", f"/v1/bundles?population={OURS}", shared.federation.bundle_file.read_bytes())[0] == 403
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle_to_both(borders: Borders) -> None:
     outsider = person(borders.federation, THEIRS)
     data = borders.federation.bundle_file.read_bytes()
@@ -181,7 +181,7 @@ def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle
     assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 404
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_reads_no_longer_what_an_ended_task_left(borders: Borders) -> None:
     first = borders.federation.operator.tasks.get(borders.task.task_id)
     long_ago(borders.federation, first.task_id)

@@ -61,7 +61,7 @@ def prepare(file: Path, folder: Path, attack: Attack | None) -> Tuning:
 
 
 @pytest.mark.parametrize("attack", [("model.python", "tuning/evil.py:network"), ("lr", "0.3")])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_trial_with_other_settings_than_those_that_are_tuned_is_refused(
     file: Path, tmp_path: Path, attack: Attack
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_trial_with_other_settings_than_those_that_are_tuned_is_refused(
     assert not (tmp_path / "tuning" / "taken").exists()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_same_folder_without_the_change_goes_on(file: Path, tmp_path: Path) -> None:
     stopped = prepare(file, tmp_path / "tuning", None)
     assert [trial.state for trial in stopped.trials] == ["running"]

@@ -30,7 +30,7 @@ def fleet(world: World) -> Fleet:  # noqa: F811
     return Fleet(world).create()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_gates_question_waits_for_an_analyst(world: World, fleet: Fleet) -> None:  # noqa: F811
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -55,7 +55,7 @@ def test_a_gates_question_waits_for_an_analyst(world: World, fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("how", ["late", "aborted", "its model rolled back"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_question_is_withdrawn_with_its_rollout(world: World, fleet: Fleet, how: str) -> None:  # noqa: F811
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)

@@ -48,7 +48,7 @@ def refused(port: int, **headers: str) -> int:
     return error.value.code
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_devices_port_does_not_show_them_and_pages_cannot_read_them(server: Server) -> None:
     port = free_port()
     url = server.start(metrics_port=str(port))
@@ -62,7 +62,7 @@ def test_the_devices_port_does_not_show_them_and_pages_cannot_read_them(server: 
     assert server.stop() == 0
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_with_a_token_only_who_has_it(server: Server) -> None:
     port = free_port()
     server.start(metrics_port=str(port), metrics_token_sha256=HASH)
@@ -78,7 +78,7 @@ def test_with_a_token_only_who_has_it(server: Server) -> None:
     assert server.stop() == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_token_goes_over_tls_alone_where_the_server_has_a_certificate(server: Server, tmp_path: Path) -> None:
     authority, port = Authority(tmp_path, "authority"), free_port()
     certificate, key = authority.certify("server")
@@ -113,7 +113,7 @@ def server_settings() -> dict[str, object]:
     return dict(NO_LIMITS)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_label_is_from_outside(world: World) -> None:  # noqa: F811
     registry = FlushedRegistry()
     world.app.extensions["archipel"].database.dispose()

@@ -77,7 +77,7 @@ def looker(world: World) -> Visitor:
 
 
 @pytest.mark.parametrize("text", EVIL)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_text_of_an_operator_is_a_text(world: World, looker: Visitor, text: str) -> None:
     fleet = Fleet(world).create(2)
     fleet.post(f"models/{MODEL}/versions/2/reject", {"reason": text})
@@ -93,7 +93,7 @@ def test_a_text_of_an_operator_is_a_text(world: World, looker: Visitor, text: st
 
 
 @pytest.mark.parametrize("text", EVIL)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_model_card_of_a_publisher_is_a_text(world: World, looker: Visitor, text: str) -> None:
     card = ModelCard(name=text, description=text, task=text, licence=text)
     file = make_bundle(world.settings.path("."), world.keys.publisher, name="evil", card=card)
@@ -107,7 +107,7 @@ def test_a_model_card_of_a_publisher_is_a_text(world: World, looker: Visitor, te
 
 
 @pytest.mark.parametrize("text", EVIL)
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_address_puts_no_tags_on_a_page(world: World, looker: Visitor, text: str) -> None:
     for path in ("/dashboard/login", "/dashboard/tasks", "/dashboard/devices", "/dashboard/tasks/new", "/dashboard/"):
         for name in ("next", "state", "starts", "name", "done", "after", "population", "versions"):
@@ -137,7 +137,7 @@ def busy(world: World) -> dict[str, str]:
     return fill_server(world, rounds=1)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_somebody_of_another_population_finds_nothing_on_any_page(world: World, busy: dict[str, str]) -> None:
     """Names, ids and digests of what there is, on all pages that a token for another population opens."""
     for page in busy.values():

@@ -34,6 +34,7 @@ def server(data_folder: DataFolder) -> Iterator[Server]:  # noqa: F811
         made.stop(signal.SIGKILL)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_no_log_has_a_secret_and_no_line_is_forged(
     server: Server,

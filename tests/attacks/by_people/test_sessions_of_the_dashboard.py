@@ -43,7 +43,7 @@ def state(world: World, task: Mapping[str, str]) -> str:
         {"Sec-Fetch-Site": "none"},
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_another_sites_page_sends_no_form(world: World, victim: Visitor, headers: dict[str, str]) -> None:
     """Also where it has read the victim's CSRF token somewhere."""
     task = world.create_task()
@@ -55,7 +55,7 @@ def test_another_sites_page_sends_no_form(world: World, victim: Visitor, headers
 
 
 @pytest.mark.parametrize("csrf", ["", "x", "of another session", "ü"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_form_needs_the_token_of_its_session(world: World, victim: Visitor, csrf: str) -> None:
     task = world.create_task()
     if csrf == "of another session":
@@ -163,7 +163,7 @@ def test_a_proxy_that_hides_the_browsers_address_makes_no_cookie_for_plain_http(
         "/dashboard/@evil.example", "/dashboard/logout", "/demo/", "\t//evil.example", "/dashboard/%2f%2fevil.example",
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_way_after_the_login_leads_to_pages_of_the_dashboard_alone(world: World, wanted: str) -> None:
     answer = Visitor(world, base=HTTPS).log_in(world.operator_token, next=wanted)
     assert answer.status_code == 303

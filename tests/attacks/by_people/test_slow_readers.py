@@ -104,7 +104,7 @@ def slow_reader(port: int, address: str, path: str) -> socket.socket:
     return reader
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_slow_readers_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     port = serve(world.settings)
     with ExitStack() as stack:
@@ -141,7 +141,7 @@ def seconds_of_an_operator(world: World, port: int) -> float:  # noqa: F811
     return time.monotonic() - begun
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     port = serve(world.settings)
     with ExitStack() as stack:
@@ -152,7 +152,7 @@ def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, 
         assert seconds_of_an_operator(world, port) < 1.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_slow_readers_of_the_description_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     """Where the demo is off: the one large answer for strangers."""
     port = serve(msgspec.structs.replace(world.settings, demo=False))
@@ -166,6 +166,7 @@ def test_slow_readers_of_the_description_keep_nobody_from_being_answered(world: 
         assert seconds_of_an_operator(world, port) < 1.0
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("soft", "hard", "number"), [(256, 3000, 1000), (600, 600, 650)], ids=["more", "no more"])
 def test_more_connections_than_open_files_end_no_process(
     world: World,  # noqa: F811

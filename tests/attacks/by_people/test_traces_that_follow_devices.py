@@ -39,7 +39,7 @@ def test_a_sender_cannot_reach_the_trace_of_another_round() -> None:
     assert own.span != root.span
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_two_rounds_of_the_same_devices_share_nothing(world: World) -> None:  # noqa: F811
     """Neither ids of traces and spans, nor anything that names a device."""
     with receiving() as spans:

@@ -123,7 +123,7 @@ def server(data_folder: DataFolder) -> Iterator[Server]:
     made.stop()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_many_streams_take_nothing_from_devices(
     server: Server,
     data_folder: DataFolder,

@@ -49,7 +49,7 @@ def layout() -> Layout:
     return Layout((port,))
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> None:
     of, modulus = layout(), 20
@@ -74,7 +74,7 @@ def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> 
     assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.8) - 1 - 4 * math.sqrt(0.5 / TRIALS)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_the_best_test_of_an_evaluation_is_no_better_than_the_noise_allows(multiplier: float) -> None:
     """The victim's entries are all as large as its runtime lets through: a mean, a weight, a count, and its bin of a
@@ -118,7 +118,7 @@ def test_the_best_test_of_an_evaluation_is_no_better_than_the_noise_allows(multi
     assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.7) - 1 - 4 * math.sqrt(1 / TRIALS)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_all_rounds_together_tell_no_more_than_correlated_noise_allows() -> None:
     """A device comes to the rounds 0 and 3 of five, each time with the longest update. The attacker reads all sums, and
     undoes the correlation: the best test there is for what C x + z shows."""
@@ -179,7 +179,7 @@ def test_nothing_else_that_is_released_has_the_exact_sum(world: World, tmp_path:
     assert digest(np.rint(released * 3 * 256)) in sums
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_asking_again_costs_again(world: World, tmp_path: Path) -> None:  # noqa: F811
     """Whoever trains the same model twice could average the noise away: the account refuses it, whatever the task."""
     noisy = equal_weights(world, tmp_path / "equal")

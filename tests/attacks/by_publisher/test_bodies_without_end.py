@@ -49,7 +49,7 @@ def bundle(folder: Path, rest: str) -> tuple[Path, list[bytes]]:
         (GROWING, {"memory_limit": 64 << 20}, "analyze: .*67108864 bytes"),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_loop_without_end(tmp_path: Path, rest: str, limit: dict[str, float], text: str) -> None:
     folder, keys = bundle(tmp_path, rest)
     with load(folder, keys, isolated=True, **limit) as runtime:

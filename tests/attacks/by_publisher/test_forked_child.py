@@ -82,7 +82,7 @@ def example() -> bytes:
     return np.random.default_rng(secrets.randbits(128)).uniform(1.0, 2.0, 4).astype(np.float32).tobytes()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_of_the_agent(
     bundle: tuple[Path, list[bytes]], starter: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +112,7 @@ def test_nothing_of_the_agent(
         assert kinds == ["pipe", "socket"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_of_another_child(bundle: tuple[Path, list[bytes]], starter: Starter, tmp_path: Path) -> None:
     """Of one that has ended, and of one that still runs: neither its examples, nor its bundle, nor a way to it."""
     gone, beside, mine = example(), example(), example()

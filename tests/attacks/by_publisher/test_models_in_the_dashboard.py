@@ -50,6 +50,7 @@ def visitor(world: World) -> Visitor:
     return Visitor(world, world.operator_token)
 
 
+@pytest.mark.sampled(every=3)
 def test_names_that_are_scripts(world: World, chromium: Browser, tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Flatten", ["input"], [f"{SCRIPT}/a"], name=f"{SCRIPT}/{SCRIPT}", doc_string=SCRIPT),
@@ -91,6 +92,7 @@ GREEDY = {"MEMORY_BYTES": ("write_document(request)", HOARD),
           "SECONDS": ("write_document(request)", "import time; time.sleep(60)")}  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("limit", list(GREEDY))
 def test_a_model_that_takes_all_there_is(
     world: World, visitor: Visitor, models: list[str], monkeypatch: pytest.MonkeyPatch, limit: str
@@ -153,6 +155,7 @@ LINKS = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("what", list(LINKS))
 def test_what_it_gives_back_is_a_plain_file_of_a_bounded_size(
     world: World, visitor: Visitor, models: list[str], monkeypatch: pytest.MonkeyPatch, what: str
@@ -165,6 +168,7 @@ def test_what_it_gives_back_is_a_plain_file_of_a_bounded_size(
     assert problem == process.TOO_MUCH
 
 
+@pytest.mark.sampled(every=3)
 def test_who_may_not_read_a_bundle_reads_nothing_of_it(world: World, visitor: Visitor, models: list[str]) -> None:
     path = f"/dashboard/insight/bundles/{models[0]}"
     fetch(visitor, f"{path}/weights")

@@ -42,7 +42,7 @@ def save(path: Path, nodes: list[onnx.NodeProto], initializers: list[onnx.Tensor
     return path
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_names_that_are_scripts(tmp_path: Path, chromium: Browser) -> None:
     nodes = [
         helper.make_node("Add", ["x", SCRIPT], [f"{SCRIPT}/a"], name=f"{SCRIPT}/{SCRIPT}"),
@@ -139,7 +139,7 @@ def test_weights_that_take_all_memory(tmp_path: Path) -> None:
         read_onnx(path)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_graph_that_never_ends(tmp_path: Path) -> None:
     body = onnx.parser.parse_graph(
         "b (int64 i, bool c, float[4] v) => (bool d, float[4] w) { d = Identity (c)  w = Identity (v) }"

@@ -73,7 +73,7 @@ def foretold(plan: str, device_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"archipel/v1/seed\0{plan}{device_id}".encode()).digest()[:4], "big")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_server_cannot_foretell_a_seed_of_training(federation: Federation) -> None:  # noqa: F811
     """Over HTTP: `finish` marks the slot of the seed. Slots are used, but not those that the server reckons."""
     f32: dict[str, Any] = {"dtype": "float32"}

@@ -70,7 +70,7 @@ def ask(registry: Registry, agents: list[Agent], number: int) -> RoundResult:
 
 
 @pytest.mark.parametrize("w", [BETTER, WORSE])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_sum_holds_an_answer_that_may_be_untrue(
     registry: Registry, answers: list[int], w: tuple[float, ...]
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_guess_is_right_three_times_in_four_however_often_it_is_asked(tmp_path
     assert abs(right / DEVICES - 0.75) < 5 * (0.75 * 0.25 / DEVICES) ** 0.5
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_that_has_not_decided_adds_nothing(registry: Registry, answers: list[int]) -> None:
     agents = [registry.federation.agent(0, allow_plain=True), registry.device(1, count_adoption=False)]
     answers += [1]
@@ -121,7 +121,7 @@ def test_a_device_that_has_not_decided_adds_nothing(registry: Registry, answers:
     assert (result.devices, result.contributors, result.adoption) == (2, 2, None)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_answers_are_not_forgotten_to_be_drawn_again(tmp_path: Path) -> None:
     book = DecisionBook(tmp_path)
     keys = [content_key(f"{number:064x}", None) for number in range(MAX_DECISIONS + 3)]
@@ -133,6 +133,7 @@ def test_answers_are_not_forgotten_to_be_drawn_again(tmp_path: Path) -> None:
     assert {key: book.answer(key) for key in keys} == first
 
 
+@pytest.mark.sampled(every=3)
 def test_adoption_is_counted_in_secure_evaluations_only(registry: Registry) -> None:
     operator = registry.federation.operator
     version = operator.models.version(MODEL, 1)

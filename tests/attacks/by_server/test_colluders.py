@@ -135,7 +135,7 @@ def test_a_third_of_the_cohort_is_not_enough(count: int, threshold: int, collude
         unmasked_victim(count, threshold, colluders, withstands=count // 3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_more_than_stated_is_enough() -> None:
     """The bound is exact: at n = 20 and t = 14, 2t - n = 8 colluders are, and 7 are not."""
     with pytest.raises(SecureAggregationError):

@@ -42,7 +42,7 @@ def pooled(weights: Arrays) -> tuple[np.ndarray, np.ndarray]:
     return mean, square - mean**2
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_devices_refuse_statistics_that_no_round_has_made(
     federation: Federation, make: Callable[..., Bundle], tmp_path: Path
 ) -> None:

@@ -223,7 +223,7 @@ def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack:
     all_refuse(federation, task, dict.fromkeys(newcomers, FROM_THE_BUNDLE[attack]))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     federation: Federation, make: Callable[..., Bundle], tmp_path: Path
 ) -> None:
@@ -249,7 +249,7 @@ def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     all_refuse(federation, task, dict.fromkeys(agents, "what is broadcast with the weights"))
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_nothing_is_evaluated_with_them_either(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss on crafted weights tells of examples, too. Neither an analyst nor the server gets one."""
     agents = [federation.agent(number) for number in range(3)]

@@ -93,7 +93,7 @@ def framing(round_: Round, attempt: str) -> Complaint:
         ("in the name of an honest device", CertificateError, "signature"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_colluder_cannot_frame_an_honest_sender(
     shared: Round, attempt: str, error: type[Exception], text: str
 ) -> None:

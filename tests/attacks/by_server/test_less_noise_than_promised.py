@@ -70,7 +70,7 @@ def test_a_device_takes_part_with_enough_noise(world: NeighbourWorld) -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_device_that_was_killed_draws_no_second_noise(world: NeighbourWorld, event: str) -> None:
     begin = world.server.begin
     world.server.begin = lambda: begin(noise=ENOUGH)  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ def test_a_plain_round_has_the_noise_of_one_device(world: NeighbourWorld) -> Non
     check(NoiseShare(deviation=1001, steps=1000))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_vector_has_noise_and_its_metrics_stay(world: NeighbourWorld) -> None:
     """What leaves the device: the same update, encoded twice, differs by the noise of two draws."""
     plan = complete(noise=ENOUGH)
@@ -147,7 +147,7 @@ def test_the_vector_has_noise_and_its_metrics_stay(world: NeighbourWorld) -> Non
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_with_colluders_tells_no_better_than_the_account_allows(
     world: NeighbourWorld, multiplier: float
 ) -> None:

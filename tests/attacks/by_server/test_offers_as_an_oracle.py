@@ -95,6 +95,7 @@ def offers_and_clock(each: Watched, agent: Agent, now: list[float]) -> list[str]
     return [first.bundle, second.bundle, third.bundle, bad.bundle]
 
 
+@pytest.mark.sampled(every=3)
 def test_every_request_is_the_same_whatever_runs(tmp_path: Path) -> None:
     with devices(tmp_path) as watched:
         shapes, runs = [], []
@@ -134,7 +135,7 @@ def gaps(each: Watched, offers: list[list[Offer]]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_time_of_the_next_request_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installing a version takes a while, which is spent on one device and not on the other."""
     install = RunningModels.install

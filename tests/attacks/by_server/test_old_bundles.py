@@ -184,7 +184,7 @@ def test_a_clock_without_a_date_is_told_in_seconds(tmp_path: Path) -> None:
 
 @settings(max_examples=100)
 @given(data=st.one_of(st.binary(max_size=64), st.text(max_size=64).map(str.encode)))
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_any_bytes_in_place_of_the_book(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any-book"  # one for all examples: making folders takes longer
     path.write_bytes(data)

@@ -135,7 +135,7 @@ def test_what_is_forgotten_is_bounded_and_refused(tmp_path: Path, monkeypatch: p
 
 @settings(max_examples=200)
 @given(data=st.one_of(st.binary(max_size=64), st.text(max_size=64).map(str.encode)), cut=st.integers(0, 100))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_damaged_file_is_said_to_be_damaged(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged-plans"  # one for all examples: making folders takes longer
     path.unlink(missing_ok=True)

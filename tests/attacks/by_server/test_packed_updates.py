@@ -59,7 +59,7 @@ def begin(world: World, keys: Keys, make: Callable[..., Bundle]) -> Open:
 
 
 @pytest.mark.parametrize("change", [{"hyperparameters": {"update_seed": 7.0}}, {"broadcast": "0" * 64}])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_device_gets_a_seed_or_bases_of_its_own(
     begin: Open, world: World, keys: Keys, change: dict[str, Any]
 ) -> None:
@@ -120,7 +120,7 @@ def test_devices_refuse_masks_of_too_few_bits(begin: Open) -> None:
             check_plan(fewer, bundle.manifest.privacy, layout)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_refuse_to_mask_places_of_their_own(begin: Open, make: Callable[..., Bundle]) -> None:
     """The largest elements of each device are its own, so a mask over them would hide nothing of which they are."""
     _, devices = begin(compress="rotation")

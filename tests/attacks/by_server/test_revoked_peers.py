@@ -150,7 +150,7 @@ def test_invented_entries_push_no_true_one_out() -> None:
         check_successor(full, listed(MAX_REVOKED + 1, *ids[1:]), "pupils")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_real_servers_full_list_stays_as_it_is(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(revocation_lists, "MAX_REVOKED", 2)
     agents = [federation.agent(number) for number in range(3)]
@@ -164,7 +164,7 @@ def test_a_real_servers_full_list_stays_as_it_is(federation: Federation, monkeyp
     assert seen[2] == listed(3, agents[0].device_id, agents[1].device_id)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federation) -> None:  # noqa: F811
     agents = [federation.agent(number) for number in range(4)]
     operator = person(federation, "pupils")
@@ -183,7 +183,7 @@ def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federa
 @settings(max_examples=150)
 @example(data=b" ", cut=400)
 @given(data=st.one_of(st.binary(max_size=80), st.text(max_size=80).map(str.encode)), cut=st.integers(0, 400))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_bytes_in_place_of_a_list(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     whole = encode(seal("revocations", listed(1, "1" * 32), SERVER))
     book = RevocationBook(tmp_path_factory.mktemp("book") / "revoked", public_bytes(SERVER), "pupils")

@@ -38,7 +38,7 @@ def waiting_sites(world: EdgeWorld) -> int:
         return session.query(CheckInRow).filter(CheckInRow.round_id.is_(None)).count()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_site_with_too_few_contributors_gives_no_sum(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, min_contributors=2) as world:
         world.device(1)
@@ -64,7 +64,7 @@ def test_a_site_with_too_few_contributors_gives_no_sum(tmp_path: Path) -> None:
         assert above.result.metrics["mse"] == pytest.approx(mean([3, 4, 5, 6, 7]), abs=5 * 3 * BOUND * STEP)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_sites_that_cannot_all_have_enough_contributors_give_no_result(tmp_path: Path) -> None:
     def one_contributor(total: np.ndarray, devices: int) -> tuple[np.ndarray, int]:
         # The last entry counts the devices with examples.
@@ -105,7 +105,7 @@ def nobody_waits(world: EdgeWorld) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_query_without_one_of_the_devices_is_not_begun(tmp_path: Path, kind: str) -> None:
     with open_edge_world(tmp_path, cohort=3, min_contributors=2) as world:
         devices, _ = first_evaluation(world)
@@ -122,7 +122,7 @@ def test_a_query_without_one_of_the_devices_is_not_begun(tmp_path: Path, kind: s
         assert all(each.result is None for each in world.rounds(second))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_and_sites_refuse_though_the_servers_skip_their_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

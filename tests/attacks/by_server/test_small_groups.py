@@ -25,7 +25,7 @@ def small_first(devices: Sequence[str], groups: int) -> list[list[str]]:
     return [list(devices[:2]), *([device] for device in devices[2 : groups + 1])]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_group_that_is_smaller_than_its_plan_says_gets_no_shares(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

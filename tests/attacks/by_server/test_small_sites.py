@@ -51,7 +51,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         ({"site": 4000}, "sites of up to 4000 devices"),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_plan_outside_of_the_policy_is_refused_by_the_edge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], why: str
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_plan_outside_of_the_policy_is_refused_by_the_edge(
         assert [agent.rounds for agent in world.agents[:3]] == [[], [], []]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_edge_that_helps_finds_no_devices_for_a_small_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sites = msgspec.structs.replace(_sites(), min_site_cohort=3)
     with open_edge_world(tmp_path, cohort=3, min_cohort=2, aggregators=sites) as world:

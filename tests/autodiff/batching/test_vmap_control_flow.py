@@ -125,7 +125,7 @@ def run(model: Model, inputs: dict) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("size", [None, 4])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_lanes_of_control_flow(case: str, size: int | None) -> None:
     text, inputs, over = CASES[case]
     model = parse(text)

@@ -44,7 +44,7 @@ def several(array: np.ndarray, count: int = CLIENTS) -> np.ndarray:
         pytest.param(nn.InstanceNorm2d(4, affine=True), marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_ensemble_equals_torch_func_vmap(normalization: nn.Module) -> None:
     module = network(normalization).eval()
     model = Model.from_torch(module, torch.zeros(2, 2, 8, 8))
@@ -65,7 +65,7 @@ def test_an_ensemble_equals_torch_func_vmap(normalization: nn.Module) -> None:
     ("size", "steps"),
     [(CLIENTS, 1), pytest.param(None, 1, marks=pytest.mark.slow), pytest.param(CLIENTS, 2, marks=pytest.mark.slow)],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_step_graph_trains_many_clients(size: int | None, steps: int) -> None:
     """With BatchNormalization in training mode, Dropout from each client's own seed, and momentum; also several
     minibatches in one graph, which is a Scan."""
@@ -97,7 +97,7 @@ def test_a_step_graph_trains_many_clients(size: int | None, steps: int) -> None:
     assert not np.allclose(together["loss"][0], together["loss"][1])
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_per_example_gradients_and_an_ensemble_of_them() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1), nn.Tanh())
     model = Model.from_torch(module, torch.zeros(1, 2, 3), dynamic_batch=False)

@@ -111,7 +111,7 @@ def run(model: onnx.ModelProto | bytes, names: list[str], feed: dict) -> list[np
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.op_type)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_vmap_without_gradients(call: Call) -> None:
     """Comparisons, integers, booleans, indices, shapes: against ONNX Runtime on one lane after the other."""
     model = call.model()

@@ -159,7 +159,7 @@ def test_structs_of_wrong_types_are_refused() -> None:
             b.encode_card(wrong)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_card_travels_in_its_bundle(tmp_path: Path, key: Ed25519PrivateKey, parts: dict[str, Any]) -> None:
     written = b.write_bundle(tmp_path / "linear", key=key, card=CARD, **parts)
     assert written.manifest.files["card.json"] == hashlib.sha256(b.encode_card(CARD)).hexdigest()

@@ -64,11 +64,12 @@ def test_what_was_found_before(path: Path) -> None:
 @given(st.binary(max_size=200))
 @example(b"")
 @settings(max_examples=400)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_bytes(data: bytes) -> None:
     inspect(data)
 
 
+@pytest.mark.sampled(every=3)
 @given(st.sampled_from(GOOD), st.randoms(use_true_random=False))
 @settings(max_examples=1500)
 def test_changed_graphs(name: str, rng: random.Random) -> None:

@@ -36,7 +36,7 @@ def _model() -> Model:
         (None, "float32"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_precision(part: Any, expected: str) -> None:
     model = _model() if part is None else compress(_model(), [part], calibration=X)[0].deployed()
     assert graph_precision(model.to_bytes()) == expected

@@ -16,7 +16,7 @@ from tests.support.commands import Command, Linear
 QUICK = ["--seconds", "0.05", "--processes", "1"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_everything_as_json(linear: Linear, archipel: Command) -> None:
     out, err = archipel("bench", *linear.arguments, *QUICK, "--batch", "3", "--threads", "1,2", "--train", "--json")
     result = json.loads(out)
@@ -39,7 +39,7 @@ def test_everything_as_json(linear: Linear, archipel: Command) -> None:
     assert "train, threads 2: process 1 of 1" in err
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_table(linear: Linear, archipel: Command) -> None:
     out, _ = archipel("bench", *linear.arguments, *QUICK)
     head = next(line for line in out.splitlines() if "p50 us" in line)
@@ -51,7 +51,7 @@ def test_the_table(linear: Linear, archipel: Command) -> None:
     assert "MatMul" not in archipel("bench", *linear.arguments, *QUICK, "--no-profile")[0]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_own_examples_are_repeated_to_the_batch(linear: Linear, archipel: Command, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     out, _ = archipel("bench", *linear.arguments, *QUICK, "--input", str(tmp_path / "x.npy"), "--batch", "5", "--json")
@@ -95,7 +95,7 @@ def test_the_summary_is_numpys() -> None:
     assert row.cold_ms == {"start": 25, "import": 100, "load": 5, "first": 10, "total": 140}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_peak_is_this_process_own() -> None:
     code = (
         "from archipel.cli.devices.bench_child import peak_bytes as p; a = p(); b = bytearray(50 << 20); print(a, p())"

@@ -156,7 +156,7 @@ def test_data_must_have_every_field(
     assert "7 examples" in err
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
 ) -> None:

@@ -114,7 +114,7 @@ def test_errors_are_one_line(device: dict[str, Path], tmp_path: Path) -> None:
     run("show", folder)  # without a key nothing is verified
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_crash_while_switching_by_hand_counts(device: dict[str, Path], tmp_path: Path) -> None:
     folder, key = tmp_path / "slots", ("--key", device["key"])
     run("install", folder, device["two"], *key)

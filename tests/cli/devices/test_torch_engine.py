@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "m.bundle"), "--key", str(tmp_path / "key.pub")]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_run_and_fit(archipel: Command, made: list[str], tmp_path: Path) -> None:
     data = str(tmp_path / "data.npz")
     found = {}

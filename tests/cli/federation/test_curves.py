@@ -57,7 +57,7 @@ def trained(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wor
         yield world, task["task_id"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_watch_says_of_each_round_how_it_went_and_where_the_model_is(
     archipel: Command, trained: tuple[World, str]
 ) -> None:
@@ -78,7 +78,7 @@ def test_watch_says_of_each_round_how_it_went_and_where_the_model_is(
     ]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_metrics_as_a_table_as_csv_and_as_a_picture(
     archipel: Command, trained: tuple[World, str], tmp_path: Path
 ) -> None:
@@ -102,6 +102,7 @@ def test_metrics_as_a_table_as_csv_and_as_a_picture(
     assert re.findall(r'id="xtick_\d+".*?<!-- (.+?) -->', below, re.DOTALL) == ["1", "2"]
 
 
+@pytest.mark.sampled(every=3)
 def test_round_show_says_how_many_were_clipped(archipel: Command, trained: tuple[World, str]) -> None:
     first = trained[0].rounds(trained[1])[0]["round_id"]
     shown = archipel("round", "show", first)[0]
@@ -110,7 +111,7 @@ def test_round_show_says_how_many_were_clipped(archipel: Command, trained: tuple
     assert "capped                  1 of 3 devices have more examples than count\n" in shown
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tensorboard(trained: tuple[World, str], tmp_path: Path) -> None:
     rounds = read(trained)
     write_tensorboard(rounds, tmp_path / "run")
@@ -121,7 +122,7 @@ def test_tensorboard(trained: tuple[World, str], tmp_path: Path) -> None:
         write_tensorboard(rounds, tmp_path / "run")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_cannot_be_drawn(trained: tuple[World, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = read(trained)
     with pytest.raises(ClientError, match=r"curves.bmp: the name of a plot must end in one of .png, .svg, .pdf"):

@@ -39,6 +39,7 @@ def same(file: Path, expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], values, rtol=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_weights_of_a_task_and_of_a_version(
     archipel: Command, trained: tuple[str, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from tests.support.commands import Command
 from tests.support.tiny_bundle import make_bundle
 
 
+@pytest.mark.sampled(every=3)
 def test_the_newest_version_that_fits(archipel: Command, served: Path) -> None:  # noqa: F811
     key = b.load_private_key(served / "publisher.key")
     (served / "own.pub").write_text(key.public_key().public_bytes_raw().hex())
@@ -47,7 +48,7 @@ def test_the_newest_version_that_fits(archipel: Command, served: Path) -> None: 
     assert "version 1 of digits" in archipel(*pull, str(served / "last.bundle"))[0]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_time_of_a_prediction(archipel: Command, served: Path) -> None:  # noqa: F811
     key = b.load_private_key(served / "publisher.key")
     (served / "own.pub").write_text(key.public_key().public_bytes_raw().hex())

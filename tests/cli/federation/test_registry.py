@@ -93,6 +93,7 @@ def test_a_bundle_that_expires(archipel: Command, served: Path) -> None:  # noqa
     assert "expired 1970-01-01 00:00:01Z" in archipel("model", "versions", "digits")[0]
 
 
+@pytest.mark.sampled(every=3)
 def test_promote_and_one_command_to_go_back(archipel: Command, digits: Path) -> None:
     assert archipel("model", "promote", "digits", "2")[0] == "model digits: version 2 is promoted\n"
     assert archipel("model", "rollback", "digits")[0] == "model digits: version 1 is promoted\n"
@@ -104,6 +105,7 @@ def test_promote_and_one_command_to_go_back(archipel: Command, digits: Path) -> 
     assert archipel("model", "restore", "digits", "2")[0] == "registered\n"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rollout_from_file_to_aborted(archipel: Command, digits: Path) -> None:
     call = ("rollout", "create", str(digits / "rollout.toml"), "--key", "k" * 20, "--json")
     made, again = (json.loads(archipel(*call)[0]) for _ in range(2))
@@ -128,6 +130,7 @@ def begin(archipel: Command, digits: Path) -> str:
     return str(json.loads(archipel("rollout", "create", str(digits / "rollout.toml"), "--json")[0])["rollout_id"])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rollout_that_is_completed(archipel: Command, digits: Path) -> None:
     (digits / "rollout.toml").write_text(
         'model = "digits"\nversion = 2\ngate = "none"\nstages = [{percent = 10, soak_seconds = 0}]\n'
@@ -157,12 +160,13 @@ def test_a_rollout_that_is_completed(archipel: Command, digits: Path) -> None:
         (ROLLOUT + "patience = 3\n", "gate: unknown field 'patience'; there are: metric, range, "),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_wrong_rollout_file(archipel: Command, digits: Path, text: str, said: str) -> None:
     (digits / "rollout.toml").write_text(text)
     assert said in archipel("rollout", "create", str(digits / "rollout.toml"), code=1)[1]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_client_walks_all_pages(archipel: Command, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
@@ -194,6 +198,7 @@ def _task(client: OperatorClient) -> str:
     return str(client.tasks.create(request).task_id)
 
 
+@pytest.mark.sampled(every=3)
 def test_how_long_weights_are_kept(archipel: Command, digits: Path) -> None:
     shown = fields(archipel("model", "keep", "digits", "--versions", "20", "--days", "90")[0])
     assert (shown["keep_versions"], shown["keep_days"]) == ("20", "90.0")

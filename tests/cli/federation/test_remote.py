@@ -69,6 +69,7 @@ def task(archipel: Command, served: Path) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.sampled(every=3)
 def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dict[str, Any]) -> None:
     assert (task["state"], task["eligibility"], task["waiting"]) == ("running", "charging", 0)
     head, row = archipel("task", "list")[0].splitlines()
@@ -124,7 +125,7 @@ def test_what_a_task_was_given_is_shown_line_by_line(archipel: Command, served: 
     assert {("masking", "30.0"), ("sharing", "5.0")} <= {tuple(line.split()) for line in below}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, Any]) -> None:
     call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"), "--json")
     made = [json.loads(archipel(*call, "--key", "k" * 20)[0])["task_id"] for _ in range(2)]
@@ -149,7 +150,7 @@ def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, An
         (TASK.replace('"pupils"', '"pupils of ours"'), "population: expected letters, digits, '.', '_' and '-'"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_wrong_task_file(archipel: Command, served: Path, text: str, said: str) -> None:
     (served / "task.toml").write_text(text)
     bundle = str(served / "tiny.bundle")
@@ -210,6 +211,7 @@ def tokens(archipel: Command, served: Path) -> list[Path]:
     return [Path(line) for line in made.splitlines()]
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_and_populations(
     archipel: Command, served: Path, tokens: list[Path], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +288,7 @@ def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: li
     assert "No such file" in archipel("population", "revoke-token", "z" * 64, code=1)[1]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCHIPEL_TOKEN")
     assert "set ARCHIPEL_TOKEN" in archipel("task", "list", code=1)[1]
@@ -294,6 +296,7 @@ def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatc
     assert "Missing option '--server' (env var: 'ARCHIPEL_SERVER')" in archipel("task", "list", code=2)[1]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict[str, Any]) -> None:
     listed = archipel("audit", "list")[0]
     assert "task.create" in listed
@@ -344,7 +347,7 @@ def test_a_number_that_is_a_bound_is_marked() -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "%00", "", "a b", ".."])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_is_no_id_leads_nowhere(archipel: Command, served: Path, name: str) -> None:
     assert "expected the id of a task" in archipel("task", "show", name, code=1)[1]
     assert "expected an id or a name" in archipel("population", "show", name, code=1)[1]

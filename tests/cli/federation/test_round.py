@@ -32,7 +32,7 @@ def reached(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: World) -> None:
     world = reached
     *devices, gone = world.add_devices(4)
@@ -75,7 +75,7 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Wor
     assert "no round" in archipel("round", "show", "0" * 32, code=1)[1]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_distribution_over_devices_is_shown_written_and_drawn(
     archipel: Command, reached: World, tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_the_estimate_of_adoption_is_shown_with_its_error(archipel: Command, rea
     assert "adoption                about 4 of 4 took it (standard error 2)" in shown
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, reached: World) -> None:
     world = reached
     plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous", "cohort": 3, "concurrency": 6}
@@ -139,7 +139,7 @@ def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, re
     assert "an update comes into the round that is open" in " ".join(archipel("round", "list", "--help")[0].split())
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_who_spoils_rounds_is_shown_set_aside_and_released(archipel: Command, reached: World) -> None:
     world = reached
     task = world.create_task(rounds=40, cohort=4, min_cohort=4, threshold=3)

@@ -29,7 +29,7 @@ def world_of_ids(reached: World) -> World:  # noqa: F811
     return reached
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_beginning_stands_for_the_id(archipel: Command, world_of_ids: World) -> None:
     assert json.loads(archipel("task", "show", "4f2a", "--json")[0])["task_id"] == TASKS[0]
     first, second, _ = world_of_ids.devices
@@ -41,6 +41,7 @@ def test_a_beginning_stands_for_the_id(archipel: Command, world_of_ids: World) -
     assert archipel("task", "cancel", "4f2a")[0] == "cancelled\n"
 
 
+@pytest.mark.sampled(every=3)
 def test_an_ambiguous_one_names_the_candidates(archipel: Command, world_of_ids: World) -> None:
     said = archipel("task", "cancel", "4f2b", code=1)[1]
     assert "4f2b: several tasks have ids that begin so; type more of one" in said

@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "federation.toml"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: Path) -> None:
     out, _ = archipel(
         "simulate", str(file), "--parquet", str(tmp_path / "r.parquet"), "--plot", str(tmp_path / "r.svg")
@@ -70,6 +70,7 @@ def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: P
     assert (tmp_path / "r.svg").exists()
 
 
+@pytest.mark.sampled(every=3)
 def test_what_a_run_came_to_is_told_though_the_disk_has_no_room_for_a_plot(
     archipel: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +89,7 @@ def test_what_a_run_came_to_is_told_though_the_disk_has_no_room_for_a_plot(
     assert not plot.exists()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_secure_rounds_and_what_noise_costs_are_told(archipel: Command, file: Path) -> None:
     noise = "differential_privacy={mechanism = 'central', noise_multiplier = 1.0, delta = 1e-4}"
     out, _ = archipel(
@@ -113,7 +114,7 @@ def test_a_mistake_in_a_function_of_ones_own_is_one_line(archipel: Command, file
         assert error.count("\n") == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_test_without_the_devices_own_tensors_is_called_so(archipel: Command, file: Path) -> None:
     note = "that is without what devices keep for themselves"
     for strategy, own in (("ifca", True), ("fedavg", False)):
@@ -121,7 +122,7 @@ def test_a_test_without_the_devices_own_tensors_is_called_so(archipel: Command, 
         assert (note in out) == own
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_devices_measure_is_shown(archipel: Command, file: Path) -> None:
     out, _ = archipel(
         "simulate", str(file), "--set", "evaluation.hold_out=0.3", "--set", "evaluation.every=9", "--json"
@@ -194,7 +195,7 @@ def test_what_cannot_be_written_is_told_before_the_rounds(
     assert "data.npz: cannot be written (File exists); give another folder" in err
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_noise_costs_is_told_and_why_rounds_are_missing(archipel: Command, file: Path) -> None:
     given = (
         "dropout=0", "rounds=9", "hyperparameters.update_clip=1.0", "strategy.name=fedavg",

@@ -32,7 +32,7 @@ aggregation = { rule = "median", tolerated = 1 }
 """
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_is_made_of_the_file_and_simulated(
     federation: Federation, archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_task_is_made_of_the_file_and_simulated(
     assert found["rounds"][-1]["tested"]["mse"] < found["rounds"][0]["tested"]["mse"]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_robust_rule_goes_with_the_file_and_with_the_task(
     federation: Federation,
     bundle_maker: Callable[..., Path],
@@ -112,7 +112,7 @@ def test_a_robust_rule_goes_with_the_file_and_with_the_task(
     assert "needs single updates, which secure rounds hide" in err
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_root_device_of_fltrust_goes_with_both_files(
     federation: Federation,
     bundle_maker: Callable[..., Path],

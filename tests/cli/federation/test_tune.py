@@ -20,7 +20,7 @@ lr = { low = 0.01, high = 1.0, log = true }
 """
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_trials_are_shown_and_the_best_is_written(
     archipel: Command,
     file: Path,  # noqa: F811

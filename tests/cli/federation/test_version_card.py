@@ -41,7 +41,7 @@ def version(world: World, tmp_path: Path) -> VersionDetail:  # noqa: F811
     return msgspec.convert(noisy.operator("GET", "/v1/models/hours/versions/1")[1], VersionDetail)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_version_has_a_card_with_epsilon_and_what_it_rests_on(version: VersionDetail) -> None:
     before = ModelCard(name="hours", description="Hours.", task="regression", licence="MIT")
     card = parse_card(format_card(make_card(version, before)))
@@ -62,13 +62,13 @@ def test_a_version_has_a_card_with_epsilon_and_what_it_rests_on(version: Version
     assert "source: the word of the server" in shown
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_a_card_one_is_begun(version: VersionDetail) -> None:
     card = make_card(version, None)
     assert (card.name, card.task, len(card.privacy)) == ("hours", "not stated", 1)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_is_written_of_a_version_without_noise(
     archipel: Callable[..., tuple[str, str]],
     digits: Path,  # noqa: F811

@@ -24,7 +24,7 @@ def ask(world: World, task: str) -> TaskProgress:
     return msgspec.json.decode(answer, type=TaskProgress)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_three_rounds_in_twenty_lines(world: World) -> None:
     """With a device that leaves each round, an evaluation of each version, and looks all the time."""
     settings: dict[str, Any] = {**PLAIN, "cohort": 5, "min_cohort": 3}

@@ -82,7 +82,7 @@ def test_nobody_listens(archipel: Command, monkeypatch: pytest.MonkeyPatch) -> N
     assert err == f"archipel: {url}: no answer to GET /v1/tasks?limit=100 (connection refused)\n"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_error_of_the_server_has_its_request_id(archipel: Command, served: Path) -> None:  # noqa: F811
     with sqlite3.connect(served / "server" / "archipel.db") as database:
         database.execute("PRAGMA foreign_keys = OFF")
@@ -95,7 +95,7 @@ def test_an_error_of_the_server_has_its_request_id(archipel: Command, served: Pa
     assert request in log[0]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_mark_under_a_place_stays_below_it(archipel: Command, served: Path) -> None:  # noqa: F811
     (served / "task.toml").write_text(TASK.replace('"charging"', '"ram > 5mb"'))
     bundle = str(served / "tiny.bundle")
@@ -121,7 +121,7 @@ TOKEN = ("--server-key", "server.key.pub", "--publisher-key", "server.key.pub", 
         ({"--count": "0"}, 2, "--count"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_enrolment_tokens_that_would_be_none(
     archipel: Command,
     served: Path,  # noqa: F811

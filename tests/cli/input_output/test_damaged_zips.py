@@ -35,7 +35,7 @@ def damaged(seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("cases", [400, pytest.param(20_000, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_damaged_archives(tmp_path: Path, cases: int) -> None:
     seen: Counter[type[Exception]] = Counter()
     path = tmp_path / "x.npz"

@@ -59,7 +59,7 @@ def card(folder: Path, name: str) -> b.ModelCard | None:
     return b.open_bundle(folder / name, [b.load_public_key(folder / "key.pub")], folder / "cache").card
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_card_goes_where_the_model_goes(archipel: Command, folder: Path) -> None:
     said = convert(archipel, folder, "m.onnx", "a.bundle", "--loss", "cross_entropy", "--card",
                    str(folder / "card.toml"))  # fmt: skip

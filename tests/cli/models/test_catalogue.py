@@ -52,7 +52,7 @@ def test_a_variant_of_a_recipe(archipel: Command) -> None:
     assert "give both" in archipel("models", "show", "ds_cnn", "--variant", "ecg", code=1)[1]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_needs_no_extra() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from archipel.cli.main import archipel as a;"

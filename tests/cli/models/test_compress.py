@@ -82,7 +82,7 @@ def check_page(path: Path) -> str:
     return text
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_a_recipe_it_is_int8_and_says_so(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.onnx"
     out, err = archipel("compress", str(blobs / "m.onnx"), "-o", str(small), "--calibration", str(blobs / "x.npy"),
@@ -99,7 +99,7 @@ def test_without_a_recipe_it_is_int8_and_says_so(archipel: Command, blobs: Path,
     assert f"{small.stat().st_size:,}" in page
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_recipe_its_json_and_the_trainable_graph(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     out, _ = archipel("compress", str(blobs / "m.onnx"), "-o", str(tmp_path / "small.onnx"), "--recipe",
                       str(blobs / "recipe.toml"), "--data", str(blobs / "data.npz"), "--validation",
@@ -125,7 +125,7 @@ def test_list_shows_every_part_and_field(archipel: Command) -> None:
     assert re.search(r"^    batch_size +32 +int$", blocks["fine_tune"], re.M)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_target(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.onnx"
     arguments = ["compress", str(blobs / "m.onnx"), "-o", str(small), "--calibration", str(blobs / "x.npy"),
@@ -164,7 +164,7 @@ def test_mistakes(arguments: list[str], words: str, archipel: Command, blobs: Pa
     assert not (tmp_path / "small.onnx").exists()
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "long.toml"
     recipe.write_text('[[part]]\nkind = "fine_tune"\nsteps = 900\nbatch_size = 8\n')

@@ -88,7 +88,7 @@ def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path
         assert f"predict and training form on the {name} examples: 100.0% equal classes, signal to noise " in out
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_calibration_unlike_the_data_is_refused(archipel: Command, folder: Path) -> None:
     with np.load(folder / "data.npz") as data:
         np.save(folder / "faint.npy", data["x"] * np.float32(1e-3))
@@ -191,7 +191,7 @@ def test_a_source_that_is_no_model(archipel: Command, folder: Path) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_inputs_and_sizes_are_fixed_and_loops_limited(archipel: Command, folder: Path) -> None:
     onnx.save(voice_activity(), folder / "m.onnx")
     _, error = call(archipel, folder, "--loss", "mse", code=1)

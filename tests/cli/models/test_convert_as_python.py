@@ -267,7 +267,7 @@ def test_examples_for_the_self_test(archipel: Command, folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("options", [*BUNDLES, *ANALYSES])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_an_option_makes_the_bundle_of_the_argument(
     options: str, archipel: Command, folder: Path, tmp_path: Path
 ) -> None:

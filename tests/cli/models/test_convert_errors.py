@@ -231,7 +231,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("wrong", CONVERT)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_convert(wrong: str, archipel: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     given = wrong.split(" ")
@@ -243,7 +243,7 @@ def test_convert(wrong: str, archipel: Command, folder: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("wrong", COMPRESS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_compress(wrong: str, archipel: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     check(archipel, "compress", "m.onnx", "-o", str(tmp_path / "s.onnx"), *wrong.split(" "))

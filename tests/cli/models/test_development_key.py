@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_onnx_file_predicts_after_two_commands(folder: Path, archipel: Command) -> None:
     model, made = str(folder / "model.onnx"), str(folder / "m.bundle")
     _, err = archipel("convert", model, "-o", made)

@@ -42,7 +42,7 @@ def data(path: Path) -> dict[str, Any]:
     return page
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_bundle_with_weights_of_rounds_and_examples(archipel: Command, tmp_path: Path, key: Path) -> None:
     tensors = open_bundle(BUNDLE, [bytes.fromhex(key.read_text())], tmp_path / "cache").parameters()
     (tmp_path / "rounds").mkdir()
@@ -82,7 +82,7 @@ def test_a_run(archipel: Command, tmp_path: Path) -> None:
     assert (curve["name"], curve["steps"], curve["values"]) == ("loss", [3], [0.5])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_simulation_with_its_model_and_what_it_had_after_each_round(
     archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_what_is_refused(
     assert err.count("\n") == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_server(tmp_path: Path, key: Path) -> None:
     command = [
         sys.executable,

@@ -78,6 +78,7 @@ def answers(file: Path, x: np.ndarray) -> np.ndarray:
 KINDS = ("file", "bundle", "weights", "saved")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_export_and_convert(archipel: Command, made: SimpleNamespace, kind: str, tmp_path: Path) -> None:
     source, trusted, right = arguments(made, kind), key(made, kind), expected(made, kind)

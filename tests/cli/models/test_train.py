@@ -93,7 +93,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_file_becomes_a_trained_model_with_its_metrics(folder: Path) -> None:
     out = run("--set", "metrics=['F1Score']")
     assert "epoch 5: training loss" in out
@@ -217,7 +217,7 @@ def load(shift=0.0, parts="named"):
 
 
 @pytest.mark.parametrize("parts", ["named", "tuple"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_result_is_measured_on_test_data(parts: str) -> None:
     Path("splits.py").write_text(SPLITS)
     data = f'[data]\npython = "splits.py:load"\n[data.arguments]\nparts = "{parts}"\n'

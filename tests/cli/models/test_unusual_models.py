@@ -148,7 +148,7 @@ MODELS: dict[Callable[[Path], None], dict[str, str]] = {
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda make: make.__name__)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_command_takes_it_or_says_why_not(archipel: Command, tmp_path: Path, model: Callable[[Path], None]) -> None:
     path = tmp_path / "model.onnx"
     model(path)

@@ -14,7 +14,7 @@ from tests.support.fixtures.strategies import make  # noqa: F401
 from tests.support.simulation import dense
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_of_a_clip_that_the_server_adapts(make: Callable[..., Bundle]) -> None:  # noqa: F811
     lines = update_lines(bundle_facts(make("fedavg", strategy_options={"clip": None, "weight_cap": 100})))
     norm = math.sqrt(sum(float(each.detach().square().sum()) for each in dense().parameters()))
@@ -29,6 +29,7 @@ def test_of_a_clip_that_the_server_adapts(make: Callable[..., Bundle]) -> None: 
     ]
 
 
+@pytest.mark.sampled(every=3)
 def test_of_a_fixed_clip_with_noise(make: Callable[..., Bundle]) -> None:  # noqa: F811
     lines = update_lines(bundle_facts(make("dpsgd", strategy_options={"clip": 0.5, "weighting": "uniform"})))
     assert lines[:3] == [

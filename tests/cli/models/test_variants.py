@@ -135,6 +135,7 @@ def test_run_and_slots_take_the_best_that_fits(archipel: Command, made: Path, re
     assert "a release of several bundles; name one of its .bundle files" in archipel("bench", *common, code=1)[1]
 
 
+@pytest.mark.sampled(every=3)
 def test_measured_accuracy_decides_the_order(archipel: Command, made: Path, tmp_path: Path) -> None:
     """The network is random, and the recipe trains it, so that the small variant has more right."""
     (tmp_path / "recipe.toml").write_text('[[part]]\nkind = "fine_tune"\nepochs = 20\nlr = 0.01\n')

@@ -58,7 +58,7 @@ def verify(archipel: Command, made: Path) -> Callable[..., Any]:
     return call
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_agreement_is_a_check(verify: Callable[..., Any], made: Path) -> None:
     out, _ = verify("good", "--data", str(made / "data.npz"))
     assert "ok       agreement: predict gives " in out
@@ -68,7 +68,7 @@ def test_agreement_is_a_check(verify: Callable[..., Any], made: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "least", "bound"), [("bad", "80.0%", "--min-agreement"), ("bad-mse", "10 dB", "--min-snr")]
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_wrong_predict_fails(name: str, least: str, bound: str, verify: Callable[..., Any], made: Path) -> None:
     data = ["--data", str(made / "data.npz")]
     out, err = verify(name, *data, code=1)

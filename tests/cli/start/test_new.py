@@ -61,7 +61,7 @@ def test_a_template_is_federated_by_up(
     )
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_new_folder_is_simulated(tmp_path: Path, archipel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commands from nothing to curves; and the task of a server is read from the same file."""
     archipel("new", str(tmp_path / "mine"), "--template", "tabular")
@@ -87,7 +87,7 @@ def test_run_py_compares_strategies(tmp_path: Path, archipel: Command) -> None:
     assert (tmp_path / "mine/scaffold.png").exists()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_mistakes_are_told(tmp_path: Path, archipel: Command) -> None:
     archipel("new", str(tmp_path / "mine"))
     _, err = archipel("new", str(tmp_path / "mine"), code=1)

@@ -99,7 +99,7 @@ MALFORMED = [b"", b"garbage", b"99999999999999999999", b"1" * 5000, b"\n\n5\n5"]
         *((file, content) for file in MACHINE if not file.endswith(ANY_TEXT) for content in MALFORMED),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_malformed_file_is_a_reason(tree: Tree, file: str, content: bytes) -> None:
     conditions = Conditions(probes(tree({**MACHINE, file: content})))
     reason = conditions.why_not()
@@ -228,7 +228,7 @@ def test_this_machine_and_what_it_costs(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_agent_keeps_to_them(federation: Federation, tree: Tree) -> None:
     root = tree(MACHINE)
     agent = federation.agent(0, conditions=Conditions([*probes(root), Mine()]))

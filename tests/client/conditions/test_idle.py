@@ -89,7 +89,7 @@ input()
 """
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_cpu_time_of_this_process_and_its_children() -> None:
     def by_psutil() -> float:
         own = psutil.Process()

@@ -36,6 +36,7 @@ def test_a_file_that_cannot_be_read_pauses(tmp_path: Path, text: str) -> None:
     assert paused(tmp_path) == ""
 
 
+@pytest.mark.sampled(every=3)
 def test_a_paused_device_does_nothing_until_it_is_resumed(
     federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -49,7 +50,7 @@ def test_a_paused_device_does_nothing_until_it_is_resumed(
     assert agent.run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_pause_in_a_round_holds_it_up(federation: Federation) -> None:
     """Set while it trains, taken back a moment later: the round goes on with this device."""
 

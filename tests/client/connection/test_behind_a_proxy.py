@@ -24,7 +24,7 @@ def names(federation: Federation) -> set[str]:
     return {event.name for event in federation.events}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_wait_are_cut_off_once_and_then_in_time(tmp_path: Path, server_host: str) -> None:
     settings = {"retry_after": 0.5, "check_in_window": 30.0, "hold_seconds": 8.0}
     with open_federation(tmp_path, server_host, **settings) as made, cutting(made.server.port, IDLE) as proxy:
@@ -44,6 +44,7 @@ def test_devices_that_wait_are_cut_off_once_and_then_in_time(tmp_path: Path, ser
         assert {agent.device_id for agent in agents} == set(made.rounds(task)[-1].survivors)
 
 
+@pytest.mark.sampled(every=3)
 def test_connections_that_were_kept_are_cut_off_in_between(federation: Federation, tmp_path: Path) -> None:
     """Devices and operators keep theirs, as servers do, and ask again over a new one without a second try."""
     outages: list[object] = []

@@ -128,7 +128,7 @@ def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 2000), value=st.integers(0, 255), cut=st.integers(0, 2000))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_damaged_record_is_a_record_or_the_documented_error(
     record: bytes, tmp_path: Path, at: int, value: int, cut: int
 ) -> None:

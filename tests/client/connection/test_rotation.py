@@ -55,7 +55,7 @@ def test_the_key_is_another_and_the_device_the_same(federation: Federation) -> N
         assert rotations(federation, again) == 2
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_with_agents_that_replaced_their_keys(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(4)]
     for agent in agents[1:3]:
@@ -71,7 +71,7 @@ def test_a_round_with_agents_that_replaced_their_keys(federation: Federation) ->
     np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_in_a_round_it_is_put_off_until_that_is_over(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     asked: list[bool] = []
@@ -201,7 +201,7 @@ def test_killed_at(federation: Federation, point: str) -> None:
     assert not list(agent.config.folder.glob(".*.tmp"))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_again_and_again(federation: Federation) -> None:
     """Each time a step further, in one and the same rotation."""
     agent = federation.agent(0)

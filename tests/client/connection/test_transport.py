@@ -428,6 +428,7 @@ def test_a_download_has_a_limit(script: Script, make: Callable[..., Transport], 
         make().download("/v1/f", tmp_path / "file", 1000)
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\n", ok()[:-9]]))
 def test_any_bytes_give_an_answer_or_the_documented_errors(

@@ -92,7 +92,7 @@ def reports(proxy: Proxy) -> list[float]:
     return [msgspec.json.decode(body, type=CheckIn).wait for body in told]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_connection_that_is_cut_off_is_the_end_of_waiting(slow: Federation) -> None:
     with running(Proxy(slow.server.port)) as proxy:
         agent = slow.agent(0, server=proxy.url)

@@ -32,7 +32,7 @@ from tests.support.linear_bundle import POPULATION
 from tests.support.pieces import LIMIT, model, received
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_version_that_differs_in_one_tensor_costs_that_tensor(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str]
 ) -> None:
@@ -75,7 +75,7 @@ def test_all_tensors_changed_costs_a_question(agent: Agent, cache: Cache, keep: 
     assert abs(costs[1] - costs[0]) < 0.002 * len(weights)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_of_a_small_model_only_the_bundle_is_asked_about(federation: Federation) -> None:
     """And not even that where there is nothing to be found."""
     with running(Proxy(federation.server.port)) as proxy:
@@ -117,7 +117,7 @@ def versions(federation: Federation) -> list[str]:
     return digests
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_new_bundle_with_the_same_backbone(
     federation: Federation, agent: Agent, cache: Cache, keep: Callable[[bytes], str], versions: list[str]
 ) -> None:
@@ -216,7 +216,7 @@ LIES: dict[str, Callable[[Pieces], Pieces | bytes]] = {
 # The test server leaves a file to the collector where a client hangs up on its answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_lies_cost_a_download_and_no_more(agent: Agent, cache: Cache, keep: Callable[[bytes], str], lie: str) -> None:
     cache.weights(keep(b.write_weights(model(0))), PieceDownload(agent._session, cache.index), LIMIT)
     second = b.write_weights(model(1))
@@ -288,7 +288,7 @@ def test_strictly_decoded() -> None:
             decode("pieces", wrong, Pieces)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_round_fetches_the_bundles_tensors_once(federation: Federation, versions: list[str]) -> None:
     """The first round's weights are those of its bundle."""
     data = {"input": np.zeros((4, 64), np.float32), "label": np.zeros(4, np.int64)}

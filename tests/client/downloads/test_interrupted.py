@@ -126,7 +126,7 @@ def fetch(config: dict[str, Any], digest: str) -> None:
         cache.weights(digest, PieceDownload(session, cache.index), LIMIT)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_in_every_range(
     federation: Federation, proxy: Proxy, keep: Callable[[bytes], str], versions: tuple[bytes, bytes]
 ) -> None:

@@ -27,7 +27,7 @@ numbers = st.integers(0, 60)
     size=st.integers(0, 50),
     said=st.lists(st.tuples(numbers, st.integers(1, 20), st.booleans()), max_size=100),
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_steps_make_the_whole_file_once(size: int, said: list[tuple[int, int, bool]]) -> None:
     """Whatever the server says: each byte in exactly one step, in order, few requests, copies only of whole pieces."""
     pieces = [Piece(offset=o, length=n, sha256=f"{index:064x}") for index, (o, n, _) in enumerate(said)]
@@ -73,7 +73,7 @@ def naive_cuts(data: bytes) -> set[int]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 40, 5_000, 300_000])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_other_files_are_cut_where_their_bytes_say(tmp_path: Path, size: int) -> None:
     data = b"{}" + np.random.default_rng(size).bytes(size)
     path = tmp_path / "any"

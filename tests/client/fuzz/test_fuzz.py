@@ -262,7 +262,7 @@ def test_an_answer_that_is_not_right(fuzzed: Fuzzed, step: str, cases: int) -> N
 
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_weights_that_are_the_ones_of_the_plan_and_not_right(fuzzed: Fuzzed, cases: int) -> None:
     """The log says that they are a round's."""
     rng, server = random.Random(cases), fuzzed.server
@@ -369,7 +369,7 @@ def test_headers(fuzzed: Fuzzed, step: str, name: str, part: int) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.iterdir()), ids=lambda path: path.stem)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_kept_answers(fuzzed: Fuzzed, path: Path) -> None:
     """Raw answers that have found something, for the step that they are named after."""
     fuzzed.case(path.name.partition("--")[0], lambda reply: path.read_bytes())

@@ -40,7 +40,7 @@ with Agent(config, examples=lambda: examples, on_event=on_event) as agent:
 
 
 @pytest.mark.parametrize("years", [-20, 20])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_clock_that_is_wrong_by_years(federation: Federation, years: int) -> None:
     """Plans are good for a day: one that is ahead of that takes each for an old one that somebody sends again."""
     from archipel.protocol.sealed import encode
@@ -72,6 +72,7 @@ def test_a_clock_that_is_wrong_by_years(federation: Federation, years: int) -> N
     assert federation.wait(task).state == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_days_without_a_server_and_back(federation: Federation) -> None:
     """Waits grow to `max_offline_wait` and stay there; after the silence the next check-in is answered as ever."""
     agent = federation.agent(0, max_offline_wait=900.0, attempts=1, backoff=0.25)

@@ -36,7 +36,7 @@ def used(federation: Federation) -> Path:
     return folder
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_can_be_read_afterwards(federation: Federation, used: Path, tmp_path: Path) -> None:
     secrets = {name: FileKeys(used).load(name) for name in SECRETS}
     assert all(DIARY not in path.read_bytes() for path in used.rglob("*") if path.is_file())
@@ -56,7 +56,7 @@ def test_nothing_can_be_read_afterwards(federation: Federation, used: Path, tmp_
         ExampleStore.open(copy / "examples", b"n" * 32)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_device_begins_anew(federation: Federation, used: Path) -> None:
     erase(used)
     with Agent(federation.config(used.name), examples=dict) as agent:
@@ -75,7 +75,7 @@ def test_not_under_a_running_agent_and_not_nowhere(federation: Federation, tmp_p
         erase(tmp_path / "nowhere")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_app_that_has_the_store_open_cannot_read_on(used: Path) -> None:
     with ExampleStore.open(used / "examples", data_key(FileKeys(used))) as store:
         erase(used)
@@ -119,7 +119,7 @@ def _run(folder: Path, at: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_killed_at_each_step(federation: Federation, used: Path, tmp_path: Path, every: int) -> None:
     whole = tmp_path / "whole"
     shutil.copytree(used, whole)

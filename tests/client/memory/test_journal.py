@@ -167,7 +167,7 @@ def test_old_rounds_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 1000), value=st.integers(0, 255), cut=st.integers(0, 1000))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_damaged_entry_is_an_entry_or_the_documented_error(tmp_path: Path, at: int, value: int, cut: int) -> None:
     path = tmp_path / f"{0:032x}.json"
     path.unlink(missing_ok=True)

@@ -69,7 +69,7 @@ def test_the_data_key_is_made_once(tmp_path: Path) -> None:
         data_key(keys)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_owners_key_store_keeps_all_secrets(federation: Federation) -> None:
     keys = Memory()
     config = federation.config("device-0")

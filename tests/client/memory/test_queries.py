@@ -200,7 +200,7 @@ def test_a_damaged_book_answers_no_query(book: QueryBook, tmp_path: Path, data: 
     assert (tmp_path / FILE).read_bytes() == data
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_written_before_the_confirmation_leaves(
     federation: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +226,7 @@ def test_it_is_written_before_the_confirmation_leaves(
         assert kept.sets == [b"".join(bytes.fromhex(each) for each in ids)]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_owner_may_ask_for_more(federation: Federation, bundle_maker: Callable[..., Path]) -> None:
     federation.bundle_file = bundle_maker(federation.publisher_key, min_cohort=2, min_contributors=3)
     careful = federation.agent(0, min_contributors=4)

@@ -44,7 +44,7 @@ def test_a_file_in_anothers_place_or_under_another_key_is_not_read(tmp_path: Pat
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 500), bit=st.integers(0, 7), cut=st.integers(0, 500), more=st.binary(max_size=20))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_changed_bit_is_noticed(tmp_path: Path, at: int, bit: int, cut: int, more: bytes) -> None:
     vault, path = Vault(KEY), tmp_path / "model.sealed"
     vault.write(path, b"state")
@@ -81,7 +81,7 @@ def test_the_sealing_is_that_of_the_specification(tmp_path: Path) -> None:
         AESGCM(derived).decrypt(nonce[12:], sealed, b"state/n.sealed")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Federation) -> None:
     """The state counts steps: 4.0 in its file; an update of a plain round waits to be sent beside the journal."""
     seen: list[bytes] = []
@@ -107,7 +107,7 @@ def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Federation) -
         assert four not in data
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_damaged_state_is_a_refusal_that_names_the_file(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)

@@ -61,7 +61,7 @@ def usage(federation: Federation) -> Federation:
     return federation
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Federation) -> None:
     agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
     task = usage.task(kind="analytics", threshold=None, cohort=3)
@@ -93,7 +93,7 @@ def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Federation) -> Non
         assert len("".join(bar[2:])) == pytest.approx(40 * count / counts.max(), abs=0.5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_such_a_bundle_cannot_be_trained(usage: Federation) -> None:
     with pytest.raises(RefusedError, match="no strategy, so it cannot be trained"):
         usage.task()
@@ -108,7 +108,7 @@ def show(usage: Federation, round_id: str) -> str:
     return done.output
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_no_device_counts_more_examples_than_the_task_says(usage: Federation) -> None:
     agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
     task = usage.task(kind="analytics", bundle=usage.publish(), threshold=None, min_cohort=3, cohort=3, max_examples=10)

@@ -45,7 +45,7 @@ def changes(federation: Federation, number: int, plan: RoundPlan, start: np.ndar
     return Runtime(bundle).local_round(local_data(number), seed=seed, parameters={"w": start}).arrays["dw"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_rounds_of_agents_that_add_noise(noisy: Federation) -> None:
     agents = [noisy.agent(number) for number in range(4)]
     task = noisy.task(rounds=2, differential_privacy=NOISE, cohort=4, min_cohort=3, threshold=3)
@@ -85,7 +85,7 @@ def test_a_task_with_less_noise_than_its_policy_wants_is_refused(noisy: Federati
             noisy.task(differential_privacy=settings, cohort=4, min_cohort=3, threshold=3)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_owner_sees_what_the_noise_of_devices_costs_an_example_and_limits_it(noisy: Federation) -> None:
     """By the plan alone: three survivors less one that may collude; one example changes what it hides by twice."""
     agents = [noisy.agent(number, **({"max_epsilon": 15.0} if number else {})) for number in range(4)]
@@ -107,7 +107,7 @@ def test_the_owner_sees_what_the_noise_of_devices_costs_an_example_and_limits_it
     noisy.operator.tasks.cancel(more.task_id)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_agents_of_plain_rounds_add_all_of_the_noise(noisy: Federation) -> None:
     noisy.bundle_file = make_bundle(
         noisy.folder / "plain", noisy.publisher_key, weighting="uniform", noise_multiplier=3.0, modes=("plain",),

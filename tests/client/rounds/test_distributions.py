@@ -33,7 +33,7 @@ def plan_of(**changes: object) -> RoundPlan:
     return RoundPlan(**{**values, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_counts_itself_in_the_bin_of_its_own_model(
     make: Callable[..., Bundle],  # noqa: F811
     tmp_path: Path,
@@ -75,6 +75,7 @@ def test_a_device_counts_itself_in_the_bin_of_its_own_model(
     assert empty.arrays[BINS + "loss"].sum() == empty.arrays[CONTRIBUTORS] == 0
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -73,7 +73,7 @@ def evaluate(federation: Federation, agents: list[Agent], metrics: dict[str, flo
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_loss_and_accuracy_are_those_of_all_examples_together(
     fleet: tuple[Federation, list[Agent]], network: nn.Module, privacy: str
 ) -> None:
@@ -88,7 +88,7 @@ def test_loss_and_accuracy_are_those_of_all_examples_together(
     assert result.examples == pytest.approx(sum(SIZES), abs=0.01)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_tell_how_long_a_prediction_takes(
     fleet: tuple[Federation, list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +134,7 @@ def test_devices_count_themselves_in_bins(fleet: tuple[Federation, list[Agent]],
     assert abs(found.mean.value - np.mean(values)) <= (found.mean.error or 0)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Federation, list[Agent]], network: nn.Module) -> None:
     with torch.no_grad():
         means = [
@@ -147,7 +147,7 @@ def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Federation, list[
     assert result.clamped == {"loss": pytest.approx(beyond, rel=1e-3)}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_can_be_asked_for_is_named(fleet: tuple[Federation, list[Agent]]) -> None:
     federation, _ = fleet
     with pytest.raises(RefusedError, match=r"metric 'correct': .* computes \['accuracy', 'loss', 'predict_ms'\]"):
@@ -184,7 +184,7 @@ def test_without_a_count_the_examples_are_what_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_label_out_of_range_is_named_to_the_owner_and_to_nobody_else(
     fleet: tuple[Federation, list[Agent]], kind: str
 ) -> None:

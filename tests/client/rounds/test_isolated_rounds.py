@@ -28,7 +28,7 @@ def over(federation: Federation, task: TaskInfo) -> Callable[[], bool]:
     return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(federation: Federation) -> None:
     agents = [federation.agent(number, isolated=True) for number in range(3)]
     task = federation.task(cohort=3, rounds=2, deadlines=ALL_COME)
@@ -43,7 +43,7 @@ def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(fede
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_other_kinds_of_rounds(federation: Federation, kind: str) -> None:
     agents = [federation.agent(number, isolated=True) for number in range(3)]
     more: dict[str, Any] = {"metrics": {"mse": 64.0}, "max_examples": 100} if kind == "evaluation" else {}
@@ -61,7 +61,7 @@ def test_other_kinds_of_rounds(federation: Federation, kind: str) -> None:
         assert info.result.statistics["y"].value == pytest.approx(float(y.mean()), rel=1e-2)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_agent_that_waits_has_loaded_no_graph_runtime(federation: Federation) -> None:
     """In a process of its own, through a round: ONNX Runtime is in the child alone, and that is gone afterwards."""
     agent = federation.agent(0)
@@ -102,7 +102,7 @@ print(json.dumps([events[-1], "onnxruntime" in sys.modules, children]))
     assert json.loads(found[0]) == ["committed", False, []]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation: Federation) -> None:
     agent = federation.agent(0, isolated=True, max_step_seconds=0.000_001)
     others = [federation.agent(number) for number in (1, 2, 3)]
@@ -115,7 +115,7 @@ def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation:
     assert agent.run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_child_that_dies_costs_the_round_and_nothing_else(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(
     assert [entry.result for entry in agent.rounds] == ["refused", "took_part"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_conditions_that_end_hold_the_child_between_two_steps(federation: Federation) -> None:
     """More examples, so that there are many steps; the device is unwilling for a while in the middle of them."""
     many = {name: np.concatenate([array] * 1000) for name, array in federation.data(0).items()}

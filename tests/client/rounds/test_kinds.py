@@ -39,7 +39,7 @@ def trained(federation: Federation, digest: str, agent: Agent, number: int) -> d
     return runtime.local_round(federation.data(number), seed=round_seed(agent.config.folder, digest)).arrays
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_plain_round_is_the_mean_in_floating_point(plain: Federation) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(**PLAIN, cohort=3)
@@ -56,7 +56,7 @@ def test_a_plain_round_is_the_mean_in_floating_point(plain: Federation) -> None:
         assert agent.rounds[-1].result == "took_part"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_whose_owner_allows_secure_rounds_only_refuses(
     plain: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_device_whose_owner_allows_secure_rounds_only_refuses(
     assert "allow_plain" in done.reason
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Federation) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(4)]
     task = plain.task(
@@ -91,7 +91,7 @@ def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Fede
     assert all(entry.result != "refused" for agent in agents for entry in agent.rounds)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_secure_groups_take_turns(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(6)]
     task = federation.task(mode="asynchronous", cohort=3, threshold=3, concurrency=6, rounds=4)
@@ -104,7 +104,7 @@ def test_secure_groups_take_turns(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_evaluation_is_that_of_all_examples_together(plain: Federation, privacy: str) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(
@@ -121,7 +121,7 @@ def test_an_evaluation_is_that_of_all_examples_together(plain: Federation, priva
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_analysis_is_that_of_all_examples_together(plain: Federation, privacy: str) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(kind="analytics", privacy=privacy, threshold=None, cohort=3)

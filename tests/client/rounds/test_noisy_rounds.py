@@ -31,7 +31,7 @@ class Column(nn.Module):
         return self.linear(x)[:, 0]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_owner_sees_what_the_rounds_cost(federation: Federation, tmp_path: Path) -> None:
     bundle = convert(
         Column(), tmp_path / "private", example=torch.zeros(2, 3),

@@ -167,7 +167,7 @@ def test_the_plan_itself_is_carried_out(agent: Agent, rogue: Rogue, plan: m.Roun
         ({"hyperparameters": {"mu": 0.1}}, "'mu' is not one of this bundle's"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_plans_outside_the_bundles_bounds(
     agent: Agent, rogue: Rogue, plan: m.RoundPlan, changes: dict[str, Any], text: str
 ) -> None:
@@ -222,7 +222,7 @@ def test_other_weights_than_the_plans(agent: Agent, rogue: Rogue, plan: m.RoundP
         ({}, "its tensors are []..., expected ['w']..."),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_weights_that_are_not_the_models(
     config: dict[str, Any], tensors: dict[str, np.ndarray], text: str, request: pytest.FixtureRequest
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support.federation import Federation
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes with limits need Linux")
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_round_ends_with_the_model_of_onnx_runtime(federation: Federation) -> None:
     torch.set_num_threads(1)
     # One in a confined child process, one in this process, one on ONNX Runtime.

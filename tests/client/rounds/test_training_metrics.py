@@ -87,7 +87,7 @@ def expected() -> dict[str, float]:
     return {"training loss": loss, "training accuracy": accuracy}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: Federation) -> None:
     task, results = train(federation, rounds=2)
     first, second = results
@@ -105,7 +105,7 @@ def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: F
     assert clips(federation, task) == pytest.approx([norm, norm * math.exp(-0.1)], rel=1e-6)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_clip_follows_counts_with_noise(federation: Federation) -> None:
     """What the server learns of clipped updates is a count with noise, for which the account pays."""
     noise = {"mechanism": "central", "noise_multiplier": 0.5, "clip_noise": 2.0, "delta": 1e-5}
@@ -126,7 +126,7 @@ def test_the_clip_follows_counts_with_noise(federation: Federation) -> None:
     assert spent.epsilon == pytest.approx(spent_epsilon(events, 1e-5), rel=1e-9)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_clipped_updates_are_counted_and_clamped_losses_told(federation: Federation) -> None:
     """With the clip that the task sets, in plain rounds, and a range below the loss of each device."""
     task, [result] = train(

@@ -59,7 +59,7 @@ def data(number: int, inputs: int) -> dict[str, np.ndarray]:
     return {"input": rng.standard_normal((4, inputs), np.float32), "label": rng.integers(0, 1000, 4)}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize(
     ("inputs", "rate"),
     [(4_000, 200 * MBIT), pytest.param(25_000, MBIT, marks=HOURS)],
@@ -95,6 +95,7 @@ def test_both_ways_go_on_after_every_cut(federation: Federation, inputs: int, ra
     assert update < passed["up"] < 1.6 * update
 
 
+@pytest.mark.sampled(every=3)
 def test_an_upload_that_takes_longer_than_the_patience_is_no_silence(federation: Federation) -> None:
     publish(federation, 3_200)
     # Of 9 parts of an update the eighth breaks, 1.5 s after the first began; the seventh came 0.2 s before.

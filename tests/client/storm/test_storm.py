@@ -254,7 +254,7 @@ def storm(tmp_path: Path) -> Iterator[Storm]:
         made.stack.close()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("seconds", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)])
 def test_whatever_happens_sums_are_right_and_nobody_is_stuck(storm: Storm, seconds: float) -> None:
     tasks = {name: storm.task(name=name, **values) for name, values in TASKS.items()}

@@ -28,7 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="child processes with
 
 
 @pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=linux)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) -> None:
     agent = registry.device(isolated=isolated)
     with pytest.raises(ClientError, match="runs no version of it; it runs: none"):
@@ -58,7 +58,7 @@ def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) 
         assert again.model(MODEL).state.a.version == 1  # to return to
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_weights_of_a_task_and_what_is_personal(registry: Registry) -> None:
     """A round moves the personal offset of each device; the next version of the model goes on with it."""
     agents = [registry.device(number) for number in range(3)]
@@ -85,7 +85,7 @@ def test_weights_of_a_task_and_what_is_personal(registry: Registry) -> None:
         assert b"personal" not in learned
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(2)]
     agents[1].run_once()
@@ -97,7 +97,7 @@ def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Registry
     np.testing.assert_allclose(slots.predict(X), registry.answer(1, kept.personal["b"]), rtol=1e-5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_worse_version_is_kept_out_and_tried_again(registry: Registry) -> None:
     now = [1e9]
     agent = registry.device()
@@ -127,7 +127,7 @@ def test_a_worse_version_is_kept_out_and_tried_again(registry: Registry) -> None
     assert agent.models == {MODEL: 1, "another": 1}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
@@ -150,6 +150,7 @@ def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Registry) -
         assert "committed" in names[: names.index("adopted", 4)]
 
 
+@pytest.mark.sampled(every=3)
 def test_how_much_worse_is_the_owners_to_say(registry: Registry) -> None:
     agents = [registry.device(number, max_worse=worse) for number, worse in ((0, 0.0), (1, 1e6))]
     for agent in agents:
@@ -160,6 +161,7 @@ def test_how_much_worse_is_the_owners_to_say(registry: Registry) -> None:
     assert [agent.models[MODEL] for agent in agents] == [1, 2]
 
 
+@pytest.mark.sampled(every=3)
 def test_what_the_server_takes_back_is_not_compared(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
@@ -186,6 +188,7 @@ def test_what_the_server_takes_back_is_not_compared(registry: Registry) -> None:
     assert registry.told(agent, "kept") == []
 
 
+@pytest.mark.sampled(every=3)
 def test_a_version_kept_out_wins_where_it_is_what_the_server_goes_back_to(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
@@ -199,6 +202,7 @@ def test_a_version_kept_out_wins_where_it_is_what_the_server_goes_back_to(regist
     assert agent.models == {MODEL: 2}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rollout_of_an_older_version_that_is_aborted(registry: Registry) -> None:
     """Its number says nothing then: what is for all devices is what ran before."""
     agent = registry.device()
@@ -216,7 +220,7 @@ def test_a_rollout_of_an_older_version_that_is_aborted(registry: Registry) -> No
     assert registry.loss(3) > 1.05 * registry.loss(2)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_rollout_with_its_gate(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
@@ -239,7 +243,7 @@ def test_a_rollout_with_its_gate(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("how", ["no evaluate program", "no labelled examples"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Registry, how: str) -> None:
     more: dict[str, Any] = {"examples": lambda: {"x": X}} if how == "no labelled examples" else {}
     agent = registry.device(**more)
@@ -253,7 +257,7 @@ def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Regist
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error", "data.npz"), ClientError("the store is damaged")])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Registry, error: Exception) -> None:
     now, broken = [1e9], [True]
 
@@ -282,7 +286,7 @@ def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Re
     assert adopted["running"] == pytest.approx(registry.loss(1), rel=1e-5)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_full_disk_says_nothing_about_the_version(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each write of an adoption: it is tried again, unless it had been adopted by then."""
     now = [1e9]
@@ -329,7 +333,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "said"), WRONG)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_not_fit_to_run_is_kept_out(registry: Registry, wrong: dict[str, Any], said: str) -> None:
     agent = registry.device()
     agent.run_once()
@@ -404,7 +408,7 @@ def test_predictions_go_on_while_versions_are_adopted(registry: Registry) -> Non
     np.testing.assert_allclose(slots.predict(X), registry.answer(3), rtol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_another_process_loads_what_runs(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()

@@ -96,7 +96,7 @@ for number in range(1, int((base / "total").read_text()) + 1, stride):
 
 @pytest.mark.parametrize("stride", [14, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_at(registry: Registry, trained: bool, stride: int) -> None:
     """Version 2 is a bundle of its own, or version 1's with weights that a task made."""
     agent = registry.device()

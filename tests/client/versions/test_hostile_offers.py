@@ -101,7 +101,7 @@ def test_an_old_offer_that_is_sent_again(
         assert "older than" in registry.told(agent, "refused")[-1]["reason"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_not_there_and_what_does_not_fit(
     registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
 ) -> None:
@@ -129,7 +129,7 @@ def test_what_is_not_there_and_what_does_not_fit(
         assert agent.models == {MODEL: runs}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_older_weights_come_back_only_with_an_entry_in_the_log(
     registry: Registry, answer: Callable[[list[Sealed]], None]
 ) -> None:
@@ -153,7 +153,7 @@ def test_older_weights_come_back_only_with_an_entry_in_the_log(
     assert agent.models == {MODEL: 2}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_several_offers_of_one_model_and_more_models_than_there_may_be(
     registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_server_that_goes_away_while_it_sends(
     assert registry.told(agent, "kept") == []
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_version_that_ends_the_process_is_given_up(registry: Registry, offer: Offer) -> None:
     agent = registry.device()
     for _ in range(MAX_STARTS):
@@ -230,7 +230,7 @@ def test_conditions_that_end_meanwhile(registry: Registry) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}x", b'{"models":{"a":{"serial":-1}}}', b'{"models":[]}', b"\xff" * (2 << 20)]
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_damaged_record_is_named(registry: Registry, data: bytes) -> None:
     agent = registry.device()
     path = agent.config.folder / FILE

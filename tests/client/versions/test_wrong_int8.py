@@ -68,7 +68,7 @@ def _devices(federation: Federation, count: int) -> list[Agent]:
     return agents
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_keeps_the_running_version(federation: Federation) -> None:
     _add(federation, 1.0, promote=True)
     [agent] = _devices(federation, 1)
@@ -80,7 +80,7 @@ def test_a_device_keeps_the_running_version(federation: Federation) -> None:
     assert "worse by more than 0.05" in str(kept["reason"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_gate_refuses_it(federation: Federation) -> None:
     _add(federation, 1.0, promote=True)
     agents = _devices(federation, 2)

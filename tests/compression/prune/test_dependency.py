@@ -34,6 +34,7 @@ def check(model: Model, seed: int) -> None:
                 assert after[member.axis] <= before[member.axis] - drop[group.name].size
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**31),

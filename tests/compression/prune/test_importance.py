@@ -46,7 +46,7 @@ PRODUCERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_taylor_against_pytorch(model: Model, module: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = data
     found = taylor(
@@ -66,7 +66,7 @@ def test_taylor_against_pytorch(model: Model, module: nn.Module, data: tuple[np.
         np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=1e-3 * values.max())
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_magnitudes_by_hand(model: Model) -> None:
     groups = channel_groups(model)
     weights = model.parameters

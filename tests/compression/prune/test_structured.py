@@ -112,7 +112,7 @@ def compare(model: Model, feed: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", ["opt_mnist", "cifar10_cnn_winml", "ultraface_rfb_320"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_models_from_elsewhere(name: str) -> None:
     if not DATA.is_dir():
         if os.environ.get("CI") == "true":
@@ -262,7 +262,7 @@ def test_errors(digits: tuple) -> None:
         PruneChannels(flops=0.5).apply(model, Work(model, loss=training.losses.cross_entropy()))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_latency_is_measured(digits: tuple) -> None:
     """A wide network, whose time is not all overhead."""
 

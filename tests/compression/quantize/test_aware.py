@@ -48,7 +48,7 @@ def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: 
     assert after.parameter_names == before.parameter_names
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_fixed_steps(network: Model, labelled: Examples, apply: Apply) -> None:
     before, _ = apply(network, COARSE, labelled)
     after, facts = apply(before, QuantizationAware(FineTune(steps=3, lr=5e-3), learn_steps=False), labelled)
@@ -60,7 +60,7 @@ def test_fixed_steps(network: Model, labelled: Examples, apply: Apply) -> None:
         np.testing.assert_array_equal(after.parameters[name], network.parameters[name])
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_one_step_of_a_learned_scale_against_pytorch(apply: Apply) -> None:
     """SGD on r with scale exp(r), r = 0: r - lr scale dL/dscale, with PyTorch's fake quantization."""
     torch.manual_seed(0)
@@ -84,14 +84,14 @@ def test_one_step_of_a_learned_scale_against_pytorch(apply: Apply) -> None:
     np.testing.assert_allclose(scales(after)[name], expected.reshape(()), rtol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Apply) -> None:
     with pytest.raises(CompressionError, match="put StaticInt8 before it"):
         apply(network, QuantizationAware(), labelled)
 
 
 @pytest.mark.parametrize(("least", "most", "type_"), [(0.0, 6.0, "uint8"), (-1.0, 1.0, "int8"), (-1.0, 6.0, "uint8")])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_steps_stay_within_a_clip(apply: Apply, tmp_path: Path, least: float, most: float, type_: str) -> None:
     """Steps that training would lengthen beyond it; a runtime then drops the Clip."""
     torch.manual_seed(0)

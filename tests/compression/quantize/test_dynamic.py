@@ -42,7 +42,7 @@ def test_as_far_from_float_as_onnxruntimes(apply: Apply, run: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_layer_by_hand(apply: Apply, run: Run, per_channel: bool) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=True)

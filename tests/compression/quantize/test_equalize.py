@@ -40,7 +40,7 @@ def test_of_two_dense_layers() -> None:
     np.testing.assert_allclose(found.parameters["2.weight"], w2 * s, rtol=1e-5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_network_with_normalizations(network: Model, module: nn.Module, examples: Examples, run: Run) -> None:
     """Depthwise layers, BatchNormalization on both sides; the Relu6 cuts off, so nothing goes through it."""
     found, facts = made(network, Examples({"x": 4 * examples.fields["x"]}))
@@ -95,7 +95,7 @@ def test_a_relu6_that_cuts_nothing_off_is_opened(examples: Examples, run: Run) -
 
 
 @pytest.mark.parametrize("layer", [nn.Sigmoid(), nn.Softmax(dim=1)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_factor_passes_through(layer: nn.Module) -> None:
     network = nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3))
     model = Model.from_torch(network, torch.zeros(2, 6))

@@ -44,7 +44,7 @@ def test_the_error_from_moments_is_that_of_the_outputs() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_adaround_against_all_ways_to_round() -> None:
     rng = np.random.default_rng(0)
     reached, best, nearest = [], [], []

@@ -43,7 +43,7 @@ def scheme(request: pytest.FixtureRequest, network: Model, examples: Examples, a
     return apply(network, SCHEMES[request.param], examples)[0]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_exported_is_what_was_simulated(scheme: CompressedModel, network: Model, examples: Examples, run: Run) -> None:
     deployed = scheme.deployed()
     assert (deployed.inputs, deployed.outputs) == (network.inputs, network.outputs)

@@ -40,7 +40,7 @@ def answers(model: bytes | str, x: np.ndarray, optimized: bool) -> np.ndarray:
     return np.asarray(answer)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("rounding", ["nearest", pytest.param("adaround", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("behind", BEHIND)
 def test_what_only_moves_numbers_behind_a_layer(behind: str, rounding: str, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_only_moves_numbers_behind_a_layer(behind: str, rounding: str, tmp_
 
 
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_last_layers_answers_are_not_rounded(activations: str) -> None:
     """No layer reads them, so there is nothing to be gained by it: the sums of integers come out as they are."""
     torch.manual_seed(0)

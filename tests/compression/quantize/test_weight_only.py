@@ -29,7 +29,7 @@ def rounded(rows: np.ndarray, bits: int, block: int | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 32), (8, None), (4, 16), (4, 40), (4, None)])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_dense_and_convolution(bits: int, block: int | None, apply: Apply, run: Run) -> None:
     """50 inputs: the last block is smaller. A convolution's block runs over channels and window."""
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_transposed_and_matrix_products(apply: Apply, run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Apply, run: Run) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
@@ -111,7 +111,7 @@ def test_four_bits_take_four_bits(apply: Apply, run: Run, stored: Stored) -> Non
     assert len(deployed.to_bytes()) < 512 * 128 // 2 + 4 * 128 * 8 + 4 * 128 + 4000
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_shares_lose_less(apply: Apply, run: Run) -> None:
     rng = np.random.default_rng(0)
     network = nn.Linear(512, 64, bias=False)

@@ -68,7 +68,7 @@ def result(accuracy: float | None, target: str, tmp_path: Path) -> SearchResult:
     return SearchResult(parse_target(target), metrics(100_000, 0, 1.0), tuple(points), failed, tmp_path, 7)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_search(tmp_path: Path) -> None:
     found = result(0.95, "size<55kB, accuracy>=-0.5", tmp_path)
     write_search_report(found, tmp_path / "s.html", HOSTILE)

@@ -53,7 +53,7 @@ def accuracy(path: Path, data: dict[str, np.ndarray]) -> float:
     return float((session.run(None, {"x": data["x"]})[0].argmax(1) == data["label"]).mean())
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_points_are_what_their_folders_hold(digits: Digits, found: SearchResult) -> None:
     assert [point.number for point in found.points] == list(range(1, len(found.points) + 1))
     assert len(found.points) + len(found.failed) >= TRIALS - 1  # one trial may be the original itself
@@ -69,7 +69,7 @@ def test_points_are_what_their_folders_hold(digits: Digits, found: SearchResult)
     assert found.original.accuracy == pytest.approx(accuracy(digits.folder / "model.onnx", digits.validation))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_best_and_fronts(found: SearchResult) -> None:
     original = found.original.accuracy or 0
     meeting = [p for p in found.points if p.metrics.nbytes < 20_000 and p.metrics.accuracy >= original - 0.05 - 1e-9]
@@ -90,7 +90,7 @@ def test_best_and_fronts(found: SearchResult) -> None:
     assert f"point {found.best.number} meets" in found.verdict()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_point_is_made_again_byte_for_byte(digits: Digits, found: SearchResult, tmp_path: Path) -> None:
     trained = next(p for p in found.points if "FineTune" in p.title)
     for point in (found.points[0], trained):
@@ -144,7 +144,7 @@ def test_killed_and_resumed_it_tries_the_same(digits: Digits, found: SearchResul
     assert not list((tmp_path / "work").glob("running-*"))
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_progress_can_stop_it(digits: Digits, tmp_path: Path) -> None:
     seen: list[SearchProgress] = []
 

@@ -43,7 +43,7 @@ def products() -> Model:
     return Model.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_adapters_on_every_kind_of_layer(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     source, (x, y) = products(), data
     bundle = make("lora", source, strategy_options={"rank": 3, "alpha": 6.0, "full": "bias"}, epochs=3)
@@ -85,7 +85,7 @@ def layouts() -> Model:
     return Model.from_proto(proto, weights)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_adapters_on_weights_in_other_layouts(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     source, (x, y) = layouts(), data
     bundle = make("lora", source, strategy_options={"rank": 2}, epochs=3)

@@ -71,7 +71,7 @@ def adapted(network: nn.Module, p: dict[str, torch.Tensor]) -> dict[str, torch.T
 @pytest.mark.parametrize(
     "name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "transformer"))]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_adapters_of_transformers_train_as_in_pytorch(make: Make, name: str) -> None:
     network, (fields, labels) = NETWORKS[name]().eval(), examples(name)
     tensors = tuple(torch.from_numpy(field) for field in fields.values())
@@ -102,7 +102,7 @@ def test_adapters_of_transformers_train_as_in_pytorch(make: Make, name: str) -> 
         assert set(np.flatnonzero(rows)) == set(fields["tokens"].flat)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_federated_round_moves_adapters_only(make: Make) -> None:
     network, (fields, labels) = NETWORKS["transformer"](), examples("transformer")
     loss = losses.cross_entropy(axis=-1)

@@ -34,7 +34,7 @@ BODY, HEAD = {"body.weight", "body.bias", "norm.weight", "norm.bias"}, {"head.we
 STATISTICS = {"norm.running_mean", "norm.running_var"}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_parts_hold_the_other_tensors_still(make: Make) -> None:
     bundle = make("fedrep", strategy_options={"personal": "head.*", "personal_epochs": 7}, epochs=2)
     assert bundle.manifest.schedule == (
@@ -51,6 +51,7 @@ def test_parts_hold_the_other_tensors_still(make: Make) -> None:
     assert {spec.name for spec in bundle.manifest.parameters} == shared
 
 
+@pytest.mark.sampled(every=3)
 def test_copies_have_statistics_and_optimizer_state_of_their_own(make: Make) -> None:
     bundle = make("ditto", optimizer=optimizers.sgd(momentum=0.9, lr=0.1))
     own = {f"own/{name}" for name in BODY | HEAD | STATISTICS}
@@ -66,7 +67,7 @@ def test_copies_have_statistics_and_optimizer_state_of_their_own(make: Make) -> 
     assert "parameter in" not in roles(bundle, "refresh")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_second_part_counts_its_own_steps(make: Make, module: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
     """Adam begins anew for the personal copy: as a new torch.optim.Adam, whatever came before in the round."""
     x, y = data
@@ -92,7 +93,7 @@ def test_a_second_part_counts_its_own_steps(make: Make, module: nn.Module, data:
     ("strategy", "options", "moved"),
     [("fedrep", {"personal": "head.*"}, HEAD), ("ditto", {}, {f"own/{name}" for name in BODY | HEAD | STATISTICS})],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_learning_without_rounds_moves_what_is_personal(
     make: Make, data: tuple[np.ndarray, np.ndarray], strategy: str, options: dict, moved: set[str]
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_control_variate_is_what_was_uploaded(make: Make, data: tuple[np.ndarr
         np.testing.assert_allclose(device.state.state[f"own_{name}"], total, atol=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rate_of_zero_leaves_everything_finite(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     bundle = make("scaffold")
     device = Runtime(bundle, state=DeviceState())
@@ -272,7 +274,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
 
 
 @pytest.mark.parametrize(("strategy", "options", "error", "text"), REFUSED)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_a_strategy_cannot_have_is_refused(
     make: Make, tmp_path: Path, strategy: str, options: dict, error: type[ArchipelError], text: str
 ) -> None:

@@ -144,7 +144,7 @@ def lenet() -> Model:
     ],
     ids=["ResNet-8", "MobileNetV2"],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_backbone_with_a_head_that_is_trained(make: Callable[[], nn.Module], width: int) -> None:
     module = make().eval()
     for layer in module.modules():  # statistics that say something
@@ -169,6 +169,7 @@ def test_a_backbone_with_a_head_that_is_trained(make: Callable[[], nn.Module], w
     np.testing.assert_allclose(features_of(split["features"], batches[0])[name], expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_is_changed_in_place(lenet: Model) -> None:
     step = step_of(lenet, "output.*")
     before, signature = step.to_bytes(), step.signature

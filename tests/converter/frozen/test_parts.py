@@ -34,7 +34,7 @@ def data(count: int = 45) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((count, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, count)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_programs(folder: tuple[Path, bytes]) -> None:
     manifest = load(folder[0], [folder[1]]).bundle.manifest
     assert set(manifest.programs) == {"predict", "evaluate", "features", "train", "train_8", "refresh", "finish"}
@@ -42,6 +42,7 @@ def test_programs(folder: tuple[Path, bytes]) -> None:
     assert manifest.self_test is not None
 
 
+@pytest.mark.sampled(every=3)
 def test_training_with_and_without_the_cache(folder: tuple[Path, bytes]) -> None:
     x, y = data()
     results = []
@@ -76,7 +77,7 @@ def test_it_is_pytorchs_training(folder: tuple[Path, bytes]) -> None:
     np.testing.assert_allclose(history.losses, expected, rtol=1e-4)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_vectors_hold_no_data_but_what_is_given(folder: tuple[Path, bytes], tmp_path: Path) -> None:
     rt = load(folder[0], [folder[1]])
     report = run_self_test(rt)

@@ -215,7 +215,7 @@ def test_no_rule_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("op", "field", "body", "expected"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_rows(op: str, field: str, body: str, expected: Rows | None) -> None:
     head = f'<ir_version: 10, opset_import: ["" : 21]> agraph ({field}) => (float y) {{'
     proto = onnx.parser.parse_model(f"{head} {body} }}")

@@ -16,7 +16,7 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize("first", ["import archipel", "from archipel.graph import Model", "import archipel.errors"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_else_has_to_be_imported(first: str) -> None:
     code = f"""
 import sys

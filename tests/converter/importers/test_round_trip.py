@@ -100,7 +100,7 @@ class Attention(nn.Module):
         return mixed
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_file_of_a_fixed_batch_there_and_back(tmp_path: Path) -> None:
     """Exported for two examples, trained with sixteen. The factor of the attention, a constant, is not trained."""
     torch.manual_seed(0)
@@ -121,6 +121,7 @@ def test_a_file_of_a_fixed_batch_there_and_back(tmp_path: Path) -> None:
     assert np.abs(expected - network(torch.from_numpy(x)).detach().numpy()).max() > 0.01
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_too_large_is_named(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "MAX_BYTES", 16)  # the unused parameter, and no counter behind it
     model = Model.from_torch(network, torch.zeros(2, 5, dtype=torch.int64))

@@ -172,7 +172,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_refusals_say_why(case: str) -> None:
     module, example, options, message = REFUSED[case]
     with pytest.raises(ModelImportError, match=message):
@@ -219,7 +219,7 @@ def test_dropout_stays_in_the_graph_and_is_off() -> None:
 
 @pytest.mark.parametrize(("layer", "shape"), [("Dropout1d", (4, 6, 5)), ("Dropout2d", (4, 6, 3, 5)),
                                               ("Dropout3d", (4, 6, 2, 3, 2))])  # fmt: skip
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_dropout_of_whole_channels(layer: str, shape: tuple[int, ...]) -> None:
     """Off in inference, where nothing is left of it; a step drops whole channels, each for itself in each example."""
     linear = torch.nn.Linear(math.prod(shape[1:]), 1)

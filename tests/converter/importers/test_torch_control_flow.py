@@ -98,7 +98,7 @@ def _flat(value: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_values_and_gradients(name: str) -> None:
     kind, inputs, operators = CASES[name]
     module = kind().double().eval()

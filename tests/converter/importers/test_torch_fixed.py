@@ -117,7 +117,7 @@ def test_trainable_freezes_for_one_training_alone(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_encoder_layers_with_a_mask(norm_first: bool) -> None:
     """In evaluation mode PyTorch computes them by fused operators, and compares the mask with the causal one."""
 

@@ -11,7 +11,7 @@ from archipel.training.cloud import TorchModule
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_attention_without_heads(masked: bool) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -31,7 +31,7 @@ def test_attention_without_heads(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_bags_of_one_size(mode: str) -> None:
     class Bags(nn.Module):
         def __init__(self) -> None:

@@ -156,7 +156,7 @@ def test_any_bytes_are_refused_or_rows(tmp_path_factory: pytest.TempPathFactory,
     assert str(path) in named
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_adult_census_against_plain_python() -> None:
     path = folder("adult") / "adult.data.gz"
     with gzip.open(path, "rt") as file:
@@ -189,7 +189,7 @@ def test_a_csv_becomes_a_record_file(tmp_path: Path) -> None:
         assert np.array_equal(made.take(np.arange(99))[name], read.take(np.arange(99))[name])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_thread_of_pyarrow_outlives_a_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lets go of a Python function while the process ends aborts it, in one command of a hundred."""
     (tmp_path / "any.csv").write_text("a,b\n1,2\n3\n")

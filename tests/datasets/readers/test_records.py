@@ -25,7 +25,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 @settings(max_examples=40)
 @given(st.data())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "any.parquet"
     count = data.draw(st.integers(1, 30))

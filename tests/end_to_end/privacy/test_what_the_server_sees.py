@@ -189,7 +189,7 @@ def traces(data: bytes, haystack: bytes) -> int:
     return sum(piece in haystack for piece in telling)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_everything_was_on_disk_that_should_be(seen: Seen) -> None:
     names = set(seen.files)
     assert {"archipel.db", "requests.log", "server.toml", "server.key"} <= names
@@ -198,7 +198,7 @@ def test_everything_was_on_disk_that_should_be(seen: Seen) -> None:
     assert any(seen.round.round_id in data.decode() for data in seen.files["requests.log"])
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_masked_updates_can_be_found(seen: Seen) -> None:
     """The search below finds what is there: the masked vectors lie in the spool, as they were sent."""
     everything = b"\0".join(data for versions in seen.files.values() for data in versions)
@@ -207,7 +207,7 @@ def test_masked_updates_can_be_found(seen: Seen) -> None:
         assert traces(forms["packed"], everything) == PIECES
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_single_update_is_on_disk_unmasked(seen: Seen) -> None:
     everything = b"\0".join(data for versions in seen.files.values() for data in versions)
     assert len(seen.vectors) == DEVICES

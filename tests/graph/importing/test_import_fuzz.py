@@ -65,7 +65,7 @@ def refused(original: bytes, count: int, target: Path) -> int:
 
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_mutations(path: Path, tmp_path: Path) -> None:
     assert refused(path.read_bytes(), 300, tmp_path / "mutated.onnx") > 100
 

@@ -35,7 +35,7 @@ def file(tmp_path: Path, module: torch.nn.Module) -> Path:
     return path
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_each_layer_has_its_own(file: Path, module: torch.nn.Module) -> None:
     model = Model.from_onnx(file)
     layers = [list(node.inputs)[1:] for node in model.ir.graph if node.op_type == "BatchNormalization"]
@@ -52,7 +52,7 @@ def test_each_layer_has_its_own(file: Path, module: torch.nn.Module) -> None:
         np.testing.assert_allclose(session.run(None, {"input": x})[0], module(torch.from_numpy(x)), atol=1e-5)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_devices_can_train_it(file: Path, tmp_path: Path) -> None:
     training = Training(losses.cross_entropy(), optimizers.sgd())
     bundle = convert(file, tmp_path / "bundle", training=training, signing=Signing(generate_key()))

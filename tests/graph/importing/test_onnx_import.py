@@ -52,7 +52,7 @@ PARAMETERS = {"opt_mnist": 5994, "cifar10_cnn_winml": 50182, "ultraface_rfb_320"
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_real_models_match_their_references(name: str) -> None:
     if not DATA.is_dir():
         assert os.environ.get("CI") != "true", f"{DATA} is needed in CI"

@@ -211,7 +211,7 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_small_files_that_ask_for_much(tmp_path: Path) -> None:
     """Memory of a child process; what cannot be compared within the bounds is said to be so."""
     paths = [str(write(tmp_path / case, make())) for case, (make, _) in BOMBS.items()]

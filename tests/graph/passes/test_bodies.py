@@ -83,7 +83,7 @@ def test_pattern_with_any_part_outside(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_pattern(name: str) -> None:
     check(name, [0])
 

@@ -288,7 +288,7 @@ def move(model: Model, names: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_pattern(name: str) -> None:
     text, shapes, left = CASES[name]
     model = load(text, shapes)

@@ -46,7 +46,7 @@ QUICK = ("1D-CNN",)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_network(name: str) -> None:
     make, example, gone = NETWORKS[name]
     network = make()
@@ -57,7 +57,7 @@ def test_a_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10_cnn_winml", "opt_mnist", "ultraface_rfb_320"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_network_from_elsewhere(name: str) -> None:
     if not DATA.is_dir():
         reason = f"needs the pretrained models in {DATA}"

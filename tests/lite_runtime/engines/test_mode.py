@@ -32,7 +32,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_bundle_runs_node_by_node(tmp_path: Path) -> None:
     signer = b.generate_key()
     learning = Training(losses.mse(), optimizers.sgd(), batch_size=8)
@@ -52,7 +52,7 @@ def test_a_bundle_runs_node_by_node(tmp_path: Path) -> None:
             stepped.predict(np.where(np.arange(4) == 1, np.nan, X[:2]).astype(np.float32))
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_step_runs_node_by_node() -> None:
     step = step_graph(Model.from_torch(network(), torch.zeros(2, 4)), losses.mse(), optimizers.sgd(lr=0.1))
     whole = StepRunner(step)

@@ -78,7 +78,7 @@ def data(name: str, count: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 @needs_openvino
 @pytest.mark.parametrize("name", ["digits", "text"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_it_predicts_and_learns_as_onnx_runtime_does(load: Loads, name: str) -> None:
     x, y = data(name)
     expected, found = load(name, "cpu"), load(name, "openvino")
@@ -97,7 +97,7 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Loads, name: str) -> 
 
 
 @needs_openvino
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_interrupted_fit_ends_bit_for_bit_where_an_uninterrupted_one_ends(load: Loads, tmp_path: Path) -> None:
     x, y = data("digits")
     options: dict[str, Any] = {"epochs": 2, "batch_size": 12, "seed": 1, "checkpoint_every": 0.0}
@@ -118,7 +118,7 @@ def test_an_interrupted_fit_ends_bit_for_bit_where_an_uninterrupted_one_ends(loa
 
 
 @needs_openvino
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_program_that_it_would_compute_otherwise_goes_to_onnx_runtime(load: Loads) -> None:
     x, y = data("dropout")
     expected = load("dropout", "cpu").fit(x, y, batch_size=20).losses
@@ -151,7 +151,7 @@ def test_an_operator_that_it_lacks_is_named(make_bundle: BundleMaker, r: type[Ro
 
 
 @needs_openvino
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_functions_that_it_does_not_look_into_are_named(load: Loads) -> None:
     runtime = load("functions", ["openvino", "cpu"])
     runtime.fit(*data("digits", 8))
@@ -163,7 +163,7 @@ def test_functions_that_it_does_not_look_into_are_named(load: Loads) -> None:
 
 @needs_openvino
 @pytest.mark.parametrize("label", [10, -1, 10**6])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_labels_that_the_model_does_not_have_change_nothing(load: Loads, label: int) -> None:
     x, y = data("digits", 8)
     y[5] = label
@@ -176,7 +176,7 @@ def test_labels_that_the_model_does_not_have_change_nothing(load: Loads, label: 
 
 
 @needs_openvino
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_works_in_a_confined_process(load: Loads) -> None:
     x, y = data("digits")
     expected = load("digits", "openvino").fit(x, y, epochs=2, batch_size=12).losses
@@ -255,7 +255,7 @@ def test_no_examples_are_a_clear_error(load: Loads) -> None:
 
 @needs_openvino
 @pytest.mark.parametrize("fastest", ["openvino", "cpu"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_fastest_is_found_by_measurement_and_remembered(
     load: Loads, monkeypatch: pytest.MonkeyPatch, fastest: str
 ) -> None:

@@ -118,7 +118,7 @@ print(anonymous() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux how memory is used")
 @pytest.mark.parametrize(("name", "least", "most"), [("gather", -1, 4), ("matmul", 30, 38)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_weights_are_mapped_and_packed_ones_copied_once(
     big: Path, key: Ed25519PrivateKey, name: str, least: float, most: float
 ) -> None:
@@ -152,7 +152,7 @@ print(*used)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux how memory is used")
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_programs_use_the_same_memory_one_after_the_other(
     make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[Roles]
 ) -> None:

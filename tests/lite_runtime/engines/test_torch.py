@@ -60,6 +60,7 @@ def close(found: Arrays, expected: Arrays) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_it_predicts_learns_and_takes_part_in_rounds_as_onnx_runtime_does(load: Load) -> None:
     runs = []
     for delegates in ("cpu", "torch"):
@@ -228,7 +229,7 @@ def test_in_a_confined_process(load: Load) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_kind_of_program(tmp_path: Path, strategy: str) -> None:
     """A frozen backbone's features, `begin` and `finish` with state, mixed with an int8 form that `refresh` makes."""
     torch.manual_seed(0)

@@ -352,7 +352,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_graph_that_takes_more_memory_than_it_says_is_stopped(
     make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]
 ) -> None:
@@ -383,7 +383,7 @@ def test_the_limit_is_for_the_model_and_not_for_the_data(
         np.testing.assert_array_equal(runtime.predict(x), [x[-1]])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_graph_that_takes_forever_is_stopped(make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]) -> None:
     with load_isolated(one_program(make_bundle, r, LONG), trusted, seconds=1.0) as runtime:
         np.testing.assert_array_equal(runtime.predict(N(5)), [5.0])
@@ -446,7 +446,7 @@ def test_what_the_child_may_not(there: IsolatedRuntime) -> None:
 # --- processes and files ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_child_goes_with_its_parent(make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]) -> None:
     folder = one_program(make_bundle, r, LONG)
     code = (
@@ -465,7 +465,7 @@ def test_the_child_goes_with_its_parent(make_bundle: MakeFolder, r: type[Roles],
     assert wait_until(lambda: not alive(child))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_process_and_no_file_is_left(folder: Path, trusted: list[bytes]) -> None:
     gc.collect()
     processes, files = children(), len(os.listdir("/proc/self/fd"))
@@ -550,7 +550,7 @@ def test_a_child_that_cannot_start_says_why(
         runtime.predict(X)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_slots_with_isolated_models(
     make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes], tmp_path: Path
 ) -> None:

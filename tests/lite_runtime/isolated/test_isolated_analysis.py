@@ -131,7 +131,7 @@ def test_the_callers_mistakes_have_the_same_words(here: Runtime, there: Isolated
         assert str(ours.value) == str(theirs.value)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_child_that_dies_is_replaced(here: Runtime, there: IsolatedRuntime) -> None:
     there.analyze(FIELDS, program="other")
     assert there.pid is not None

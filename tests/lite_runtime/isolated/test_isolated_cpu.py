@@ -79,7 +79,7 @@ def used_by(pid: int) -> float:
     )
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_operator_without_end_is_stopped(operator: Path, trusted: list[bytes]) -> None:
     with load_isolated(operator, trusted, cpu_seconds=1.0) as runtime:
         np.testing.assert_array_equal(runtime.predict(N(3))[:, 2], [2, 1, 0])  # by score
@@ -111,7 +111,7 @@ def turns(trainable: Path, trusted: list[bytes]) -> int:
     return int(turns * 0.1 / took)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_round_has_its_time_in_all_and_each_request_its_own(
     trainable: Path, trusted: list[bytes], turns: int
 ) -> None:
@@ -133,7 +133,7 @@ def test_a_round_has_its_time_in_all_and_each_request_its_own(
         np.testing.assert_array_equal(runtime.parameters()["w"], [requests, requests])
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_fit_goes_on_from_its_checkpoint(trainable: Path, trusted: list[bytes], tmp_path: Path, turns: int) -> None:
     options: dict[str, Any] = {"batch_size": 1, "checkpoint": tmp_path / "c", "checkpoint_every": 0.0}
     with load_isolated(trainable, trusted, cpu_seconds=0.5) as runtime:
@@ -174,7 +174,7 @@ def test_what_cannot_be_a_limit(trainable: Path, trusted: list[bytes]) -> None:
         np.testing.assert_array_equal(runtime.predict(N(1)), W)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_signal_that_the_parent_ignores_still_ends_the_child(operator: Path, trusted: list[bytes]) -> None:
     before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
     try:

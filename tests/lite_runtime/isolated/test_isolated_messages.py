@@ -149,7 +149,7 @@ def test_the_time_counts_for_the_whole_message(ends: tuple[Channel, Channel]) ->
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200), st.booleans())
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_bytes_are_a_message_or_an_error(data: bytes, framed: bool) -> None:
     first, second = socket.socketpair()
     with first, second:

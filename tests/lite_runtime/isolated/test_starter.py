@@ -109,7 +109,7 @@ def test_children_are_the_helpers_and_nothing_is_left_of_them(load: Open, starte
     assert len(os.listdir(f"/proc/{helper}/fd")) == 4  # three that lead nowhere, and its socket
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_how_a_child_ended_is_known(long: Path, trusted: list[bytes], starter: Starter) -> None:
     with load_isolated(long, trusted, cpu_seconds=0.3, starter=starter) as runtime:
         with pytest.raises(RuntimeLimitError, match=r"predict: more than the 0\.3 seconds of CPU time allowed"):
@@ -122,7 +122,7 @@ def test_how_a_child_ended_is_known(long: Path, trusted: list[bytes], starter: S
         assert parent_of(starter.pid) == os.getpid()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_helper_is_replaced_when_it_has_died(load: Open, starter: Starter) -> None:
     answers(load)
     first = starter.pid
@@ -134,7 +134,7 @@ def test_the_helper_is_replaced_when_it_has_died(load: Open, starter: Starter) -
     assert starter.pid not in (None, first)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_helper_that_dies_with_a_request_is_replaced(load: Open, starter: Starter) -> None:
     answers(load)
     first = starter.pid
@@ -155,7 +155,7 @@ def test_a_helper_that_dies_with_a_request_is_replaced(load: Open, starter: Star
     np.testing.assert_array_equal(found, [X @ W])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_child_goes_on_without_its_helper(load: Open, starter: Starter) -> None:
     with load() as runtime:
         runtime.predict(X)
@@ -186,7 +186,7 @@ forking.main()
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", DIES], ids=["before it serves", "before it answers"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_where_no_helper_lives_the_child_is_a_new_python(
     folder: Path, trusted: list[bytes], monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
@@ -211,7 +211,7 @@ def named(argument: str) -> list[int]:
     return found
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_ends_when_it_is_not_needed(folder: Path, trusted: list[bytes]) -> None:
     starter = Starter(0.3)
     with load_isolated(folder, trusted, starter=starter) as runtime:
@@ -223,7 +223,7 @@ def test_it_ends_when_it_is_not_needed(folder: Path, trusted: list[bytes]) -> No
     answers(lambda: load_isolated(folder, trusted, starter=starter))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_helper_and_children_go_with_the_agent(long: Path, trusted: list[bytes]) -> None:
     code = (
         "import sys, threading, numpy as np; from archipel.lite_runtime.isolated.runtime import load_isolated\n"
@@ -251,7 +251,7 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_fork_of_this_process_does_not_use_its_helper(load: Open, starter: Starter) -> None:
     """It has a copy of the socket: it would take an answer that is not for it."""
     answers(load)

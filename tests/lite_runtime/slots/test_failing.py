@@ -63,7 +63,7 @@ def test_without_a_last_good_model_the_error_reaches_the_caller(
         np.testing.assert_array_equal(slots.predict(X), X * 3)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_no_request_is_lost_or_mixed_during_switches(running: Slots, model: ScalingModels) -> None:
     """Three threads ask without pause during 20 switches; each answer is one model's, as a whole."""
     rng = np.random.default_rng(0)

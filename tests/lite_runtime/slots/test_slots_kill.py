@@ -186,7 +186,7 @@ def check_steps(found: list[Found]) -> set[int]:
     return {COURSE.index(result["state"]) for result in found}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_kill_at_many_steps_leaves_the_old_state_or_the_new(run: Run) -> None:
     found = run("steps", 11)
     assert len(check_steps(found)) > 4
@@ -207,7 +207,7 @@ def check_random(results: list[Found], count: int) -> None:
         assert result["after"] == result["state"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_kills_at_random_times(run: Run) -> None:
     check_random(run("random", 5), 5)
 

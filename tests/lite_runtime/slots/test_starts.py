@@ -31,7 +31,7 @@ def crash(folder: Path, trusted: list[bytes], then: str = "") -> None:
     subprocess.run([sys.executable, "-c", code, str(folder), trusted[0].hex()], check=True, timeout=60)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_trial_that_is_never_confirmed_ends_after_its_attempts(
     running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
@@ -50,7 +50,7 @@ def test_a_trial_that_is_never_confirmed_ends_after_its_attempts(
         np.testing.assert_array_equal(slots.predict(X), X * 2)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_attempt_is_counted_before_the_model_is_touched(
     running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
@@ -76,7 +76,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 
 @pytest.mark.parametrize("what", ["weights", "manifest", "missing", "learned", "another"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_damaged_slot_falls_back_to_the_other(
     running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path, what: str
 ) -> None:

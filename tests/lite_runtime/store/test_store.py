@@ -317,6 +317,7 @@ def test_all_at_once_only_within_a_limit(open_store: Open) -> None:
         store.arrays(limit_bytes=999)
 
 
+@pytest.mark.sampled(every=3)
 def test_sampling_needs_the_memory_of_the_sample(open_store: Open) -> None:
     store = open_store()
     data = np.zeros((5000, 1024), np.float32)
@@ -461,6 +462,7 @@ with ExampleStore.open(sys.argv[1], bytes(range(32)), max_age=None) as store:
 """
 
 
+@pytest.mark.sampled(every=3)
 def test_several_processes(tmp_path: Path) -> None:
     children = [
         subprocess.Popen([sys.executable, "-c", ADDING, str(tmp_path), str(start)], stdout=subprocess.PIPE, text=True)

@@ -219,7 +219,7 @@ def kill_at_every_step(template: Path, work: Path, action: str) -> list[str]:
 
 
 @pytest.mark.parametrize("action", ["erase", "destroy"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_while_erasing_it_is_whole_or_erased(tmp_path: Path, action: str) -> None:
     template = tmp_path / "template"
     store = make(template)
@@ -258,6 +258,7 @@ def test_killed_while_erasing_it_is_whole_or_erased(tmp_path: Path, action: str)
     assert whole == [index <= calls.index("replace") for index in range(len(calls) + 1)]
 
 
+@pytest.mark.sampled(every=3)
 def test_killed_while_it_is_made_it_opens(tmp_path: Path) -> None:
     calls = kill_at_every_step(tmp_path / "none", tmp_path / "work", "open")
     assert {"mkdir", "replace", "fsync"} <= set(calls)

@@ -75,7 +75,7 @@ def run(folder: Path, max_bytes: int, kills: int) -> None:
         before = acknowledged
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_three_kills(tmp_path: Path) -> None:
     run(tmp_path, 200 * SIZE, kills=3)
 

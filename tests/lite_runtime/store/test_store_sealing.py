@@ -80,6 +80,7 @@ def test_vectors_of_c2sp(key: bytes, associated: bytes, sealed: str) -> None:
     assert Sealer(key).open(nonce + bytes.fromhex(sealed), associated) == b"XAES-256-GCM"
 
 
+@pytest.mark.sampled(every=3)
 def test_accumulated_vector_of_c2sp() -> None:
     stream, at = hashlib.shake_128().digest(5_700_000), 0
     digest = hashlib.shake_128()

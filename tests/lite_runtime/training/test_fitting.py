@@ -98,7 +98,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("last", [0, 4, 7, 8, STEPS - 1])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_goes_on_after_any_step(rt: Runtime, folder: Path, whole: Whole, tmp_path: Path, last: int) -> None:
     x, y = data()
 
@@ -288,7 +288,7 @@ def killed_until_done(folder: Path, out: Path, rng: random.Random, kills: int) -
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_at_random_times(folder: Path, whole: Whole, tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
     left, round_number = kills, 0

@@ -70,7 +70,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [8 * K * 2, 8 * K + 13, 7])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_same_result_in_fewer_calls(rt: Runtime, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     assert find_repeated(rt.bundle, "train") == "train.several"
     x, y = data(count)
@@ -91,7 +91,7 @@ def test_same_result_in_fewer_calls(rt: Runtime, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("bad", [2, K])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_loss_that_is_not_finite_loses_one_step(rt: Runtime, bad: int) -> None:
     """Within a group, and in the step after one: the step before the bad one is not trusted, all others are kept."""
     x, y = data(8 * K * 2)
@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_loses_one_step(rt: Runtime, bad: int) -> None
         np.testing.assert_allclose(rt.parameters()[name], array, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tensors_that_stay_are_trained_one_step_at_a_time(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data(8 * K)
     name = next(iter(rt.parameters()))
@@ -119,7 +119,7 @@ def test_tensors_that_stay_are_trained_one_step_at_a_time(rt: Runtime, monkeypat
     assert moved == [name]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_not_named_itself(rt: Runtime) -> None:
     x, y = data(8)
     with pytest.raises(RuntimeInputError, match=r"'train\.several' makes 4 steps at once; name 'train'"):

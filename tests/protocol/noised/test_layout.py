@@ -82,7 +82,7 @@ def test_the_sum_is_that_of_the_changes_with_the_noise_of_all_devices() -> None:
     assert stats.kstest(steps / math.sqrt(variance), "norm").pvalue > 1e-6
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_without_noise_rounding_is_right_on_average() -> None:
     """The least noise of a step, and many devices with one update: what the paper's randomised rounding is for."""
     share, vectors = NoiseShare(deviation=1, steps=256), []

@@ -145,7 +145,7 @@ def test_the_sum_of_a_cohort_from_which_some_leave_at_every_step() -> None:
     assert (run.total != total(stay)).all()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_cohort_graph_and_leaving_gives_the_exact_sum_or_none() -> None:
     sums = 0
 

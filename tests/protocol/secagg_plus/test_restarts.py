@@ -93,7 +93,7 @@ WITH_ML_KEM = [(HYBRID, step, point) for step in ("deal", "receive", "mask") for
 @pytest.mark.parametrize(
     ("terms", "step", "point"), [*((TERMS, step, point) for step in STEPS for point in POINTS), *WITH_ML_KEM]
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_device_killed_at_any_point_of_any_step_stays_in_its_round(terms: Terms, step: str, point: str) -> None:
     killed = []
 

@@ -33,7 +33,7 @@ def plain_sum(given: dict[int, Any], bits: int = 24) -> Any:
 
 
 @pytest.mark.parametrize("server", ["semi-honest", "malicious"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_sum_of_a_cohort_from_which_some_leave_at_every_step(server: str) -> None:
     assumed = Assumptions(0.1, 0.3, server, security=8, correctness=8)  # type: ignore[arg-type]
     run = make(24, assumed)
@@ -52,7 +52,7 @@ def test_the_sum_of_a_cohort_from_which_some_leave_at_every_step(server: str) ->
     assert (run.total != plain_sum(sums)).mean() > 0.5
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_any_cohort_graph_and_leaving_gives_the_exact_sum_or_none() -> None:
     sums, ends = 0, 0
 

@@ -67,7 +67,7 @@ def test_they_are_the_least_that_exact_fractions_allow(cohort: int, server: str,
         (10_000, 0.33, 0.05, "malicious", 178, 146),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_they_agree_with_those_of_federated_compute(
     cohort: int, corrupt: float, dropped: float, server: str, degree: int, threshold: int
 ) -> None:

@@ -45,7 +45,7 @@ def busy(world: World) -> World:
     return world
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_happened_is_in_it_in_order(busy: World) -> None:
     entries = log(busy)
     assert [each.action for each in entries] == [
@@ -76,7 +76,7 @@ def test_what_an_auditor_wants_to_know(world: World) -> None:
     assert verify(log(world)) == (4, free.hash)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_end_of_a_task_that_fails_is_in_it(world: World) -> None:
     first = world.create_task()
     [bundle] = world.stored("sha256")
@@ -98,7 +98,7 @@ def test_the_end_of_a_task_that_fails_is_in_it(world: World) -> None:
     assert end.detail == {"reason": world.task(task["task_id"])["reason"]}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_hashes_are_those_that_the_documentation_says(busy: World) -> None:
     for each in busy.operator("GET", "/v1/audit")[1]["items"]:
         told = each.pop("hash")
@@ -106,7 +106,7 @@ def test_hashes_are_those_that_the_documentation_says(busy: World) -> None:
         assert hashlib.sha256(text.encode()).hexdigest() == told
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_database_refuses_changes(busy: World) -> None:
     with sqlite3.connect(Path(busy.settings.folder) / "archipel.db") as connection:
         for statement in ("UPDATE audit SET actor = 'nobody'", "DELETE FROM audit WHERE seq = 2"):
@@ -163,7 +163,7 @@ def test_an_empty_log(world: World) -> None:
     assert (head(world).seq, head(world).hash) == verify([]) == (0, FIRST)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_pages(busy: World) -> None:
     found, after = [], 0
     while after is not None:

@@ -68,7 +68,7 @@ def test_proofs_that_do_not_verify_are_refusals_too(world: World) -> None:
     assert refused.detail == {"count": 2, "sources": 1, "address:127.0.0.1": 2}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_however_many_there_are_a_minute_is_one_entry_of_each_kind(world: World) -> None:
     narrow = msgspec.structs.replace(world.settings, anonymous_per_second=0.001, burst_seconds=2000.0)
     app = create_app(narrow, clock=world.clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.server.rounds.test_plain_rounds import update
@@ -25,6 +26,7 @@ WATCH = """() => {
 }"""
 
 
+@pytest.mark.sampled(every=3)
 def test_a_stream_that_is_cut_off_goes_on(world: World, chromium: Browser) -> None:
     task = world.create_task(rounds=2, privacy="plain", threshold=None, cohort=3)["task_id"]
     devices = world.add_devices(3)

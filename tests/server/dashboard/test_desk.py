@@ -22,7 +22,7 @@ def desk(world: World, role: Role, *populations: str) -> Desk:
 
 
 @pytest.mark.parametrize("role", [role for role in get_args(Role) if role not in ("anyone", "device")])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_no_view_asks_a_route_that_the_role_may_not(world: World, role: Role) -> None:
     for name, route in by_name(ROUTES).items():
         at = desk(world, role)

@@ -30,7 +30,7 @@ def look_at(browser: Browser, world: World, paths: dict[str, str], size: Size, s
             assert at.overflow() == 0, (name, size)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_pages_on_a_phone_have_no_findings_and_no_errors(world: World, chromium: Browser) -> None:
     paths = fill_server(world, rounds=1)
     look_at(chromium, world, {name: paths[name] for name in QUICK}, "phone", "dark")
@@ -50,7 +50,7 @@ def operator(world: World, chromium: Browser) -> Iterator[Tab]:
         yield at
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_new_task_by_keyboard(world: World, operator: Tab) -> None:
     bundle = world.publish()
     page = operator.open("/dashboard/tasks/new")

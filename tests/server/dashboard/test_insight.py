@@ -54,6 +54,7 @@ def weights_of(file: Path, folder: Path) -> dict[str, np.ndarray]:
     return read_weights(folder / WEIGHTS_FILE)
 
 
+@pytest.mark.sampled(every=3)
 def test_graphs_and_weights_of_a_version(world: World, visitor: Visitor, models: list[str], tmp_path: Path) -> None:
     html = visitor.page(f"{VERSION}/1/insight")
     address = f"/dashboard/insight/bundles/{models[0]}"
@@ -102,6 +103,7 @@ def test_addresses_that_lead_nowhere(visitor: Visitor, models: list[str]) -> Non
     assert visitor.get(f"/dashboard/tasks/{'0' * 32}/insight").status_code == 404
 
 
+@pytest.mark.sampled(every=3)
 def test_histograms_of_rounds_and_of_what_a_training_made(world: World, visitor: Visitor, tmp_path: Path) -> None:
     devices = world.add_devices(3)
     bundle = publish(world, sign_cnn(tmp_path, world.keys.publisher))
@@ -127,6 +129,7 @@ def test_histograms_of_rounds_and_of_what_a_training_made(world: World, visitor:
     assert visitor.get(f"/dashboard/insight/bundles/{bundle}?weights={stored}").status_code == 404
 
 
+@pytest.mark.sampled(every=3)
 def test_a_version_with_weights_of_its_own_has_their_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_what_cannot_be_read_is_said(world: World, visitor: Visitor, models: lis
     assert str(world.settings.folder) not in problem
 
 
+@pytest.mark.sampled(every=3)
 def test_graphs_that_cannot_be_shown_are_said(world: World, visitor: Visitor) -> None:
     Fleet(world).create(2)
     listed = visitor.page(f"{VERSION}/1/insight?with=2")
@@ -181,6 +185,7 @@ def test_graphs_that_cannot_be_shown_are_said(world: World, visitor: Visitor) ->
     assert str(world.settings.folder) not in json.dumps(page)
 
 
+@pytest.mark.sampled(every=3)
 def test_one_document_is_made_at_a_time_and_old_ones_make_room(
     world: World, visitor: Visitor, models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +246,7 @@ process.make_document({"kind": "histograms", "models": []}, [], Path(sys.argv[1]
 """
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends at its limits of time")
 def test_a_web_process_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     begun, ends = tmp_path / "begun", time.monotonic() + SECONDS

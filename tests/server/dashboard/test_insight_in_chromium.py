@@ -23,6 +23,7 @@ def check(at: Tab, where: str) -> None:
     assert at.overflow() == 0, where
 
 
+@pytest.mark.sampled(every=3)
 def test_a_version_is_opened_unfolded_and_compared(world: World, chromium: Browser, models: list[str]) -> None:
     graph = onnx.load(world.settings.bundle_folder / models[0] / "train.onnx", load_external_data=False).graph
     with served_world(world) as address, tab(chromium, address) as at:

@@ -17,7 +17,7 @@ def visitor(world: World) -> Visitor:
     return Visitor(world, access_token(world, "operator")[0])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visitor: Visitor) -> None:
     devices = world.add_devices(5)
     bundle = world.publish()
@@ -80,7 +80,7 @@ def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, visit
     assert "revoked" in visitor.words("/dashboard/devices?state=revoked")
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_an_operator_did_is_in_the_audit_log(world: World) -> None:
     token, token_id = access_token(world, "operator")
     operator = Visitor(world, token)
@@ -146,6 +146,7 @@ def test_a_form_that_is_sent_twice_makes_one_thing(world: World, visitor: Visito
     assert len(world.operator("GET", "/v1/tasks")[1]["items"]) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rollout_with_a_gate(world: World, visitor: Visitor) -> None:
     Fleet(world).create(2)
     form = {"stages": "50% 60\n100 30 s", "metric": "accuracy", "better": "higher", "range": "1", "max_loss": "0.05",

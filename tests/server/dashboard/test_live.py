@@ -58,7 +58,7 @@ def words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_page_shows_each_phase_soon_after_it_began(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
     devices = world.add_devices(3)
@@ -85,6 +85,7 @@ def test_a_page_shows_each_phase_soon_after_it_began(world: World, visitor: Visi
     assert event.name == "rounds"
 
 
+@pytest.mark.sampled(every=3)
 def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) -> None:
     task = world.create_task(rounds=2, privacy="plain", threshold=None, cohort=3)["task_id"]
     devices = world.add_devices(3)
@@ -119,7 +120,7 @@ def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) 
         assert ('id="live-cards"' in again.data, 'id="live-curves"' in again.data) == (False, True)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_the_result_can_be_used_for_is_told_when_the_task_has_ended(world: World, visitor: Visitor) -> None:
     task = world.create_task(rounds=1, privacy="plain", threshold=None, cohort=3)["task_id"]
     devices = world.add_devices(3)
@@ -139,7 +140,7 @@ def test_what_the_result_can_be_used_for_is_told_when_the_task_has_ended(world: 
         assert "make a model" not in other.until("Ended", SOON).data, "an auditor makes none"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_page_that_shows_it_already_is_sent_nothing(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
     shown = re.search(r'data-version="([0-9a-f]{16}[.][0-9a-f]{16})"', visitor.page(f"/dashboard/tasks/{task}"))
@@ -157,6 +158,7 @@ def test_a_page_that_shows_it_already_is_sent_nothing(world: World, visitor: Vis
         assert stream.next().id == event.id  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_stream_ends_with_its_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "RECHECK_SECONDS", 0.1)
     task = world.create_task()["task_id"]
@@ -231,7 +233,7 @@ def someone(number: int = 0) -> Viewer:
     return Viewer(Identity("auditor", str(number)), bytes([number]), "other")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_many_watch_is_made_once_and_wakes_these_alone() -> None:
     stamp: dict[str, object] = {"a": 0, "b": 0}
     live, made = make_hub(stamp)

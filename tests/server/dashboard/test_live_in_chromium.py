@@ -28,7 +28,7 @@ SOON = 2000.0
 STOP_SECONDS = 20
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_five_questions_within_two_seconds(world: World, chromium: Browser) -> None:
     task = world.create_task(rounds=2, evaluate_every=1, **{**PLAIN, "cohort": 4, "min_cohort": 3})["task_id"]
     devices = world.add_devices(4)
@@ -159,7 +159,7 @@ def watched(
     return took
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_rounds_on_a_real_server_which_is_restarted(
     chromium: Browser, server: Server, data_folder: DataFolder, bundle_file: Path
 ) -> None:

@@ -64,7 +64,7 @@ def test_files_are_kept_by_browsers_where_the_address_has_their_digest(visitor: 
     assert visitor.get("/dashboard/static/..%2fpages.py").status_code == 404
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tasks_by_state_and_page(world: World, visitor: Visitor) -> None:
     for number in range(27):
         world.clock.now += 1
@@ -79,7 +79,7 @@ def test_tasks_by_state_and_page(world: World, visitor: Visitor) -> None:
     assert visitor.get("/dashboard/tasks?state=nonsense").status_code == 422
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_and_its_rounds(world: World, visitor: Visitor) -> None:
     task = world.create_task(rounds=2, hyperparameters={"lr": 0.125})
     devices = world.add_devices(5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from archipel.bundle.card import CardMetric, ModelCard
 from tests.support.fixtures.insight import publish
 from tests.support.fleet import MODEL, Fleet
@@ -46,6 +48,7 @@ def test_it_has_what_the_publishers_state(world: World, tmp_path: Path) -> None:
     assert "Licence" not in words  # neither card has one
 
 
+@pytest.mark.sampled(every=3)
 def test_it_has_how_long_predictions_take_on_devices(world: World) -> None:
     """Each figure from the newest evaluation that has it: a later one of the accuracy does not hide the latency."""
     fleet = Fleet(world).create()

@@ -64,7 +64,7 @@ def take_back(world: World, old: Path) -> list[str]:
     return tables
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_round_under_way_is_finished_after_the_upgrade(world: World, tmp_path: Path) -> None:
     task = world.create_task(rounds=2, cohort=4)
     devices = world.add_devices(4)
@@ -128,6 +128,6 @@ def there_and_back(world: World, url: str) -> None:
     assert [world.task(task["task_id"]) for task in tasks] == before
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_settings_of_tasks_are_in_their_requests(world: World) -> None:
     there_and_back(world, f"sqlite:///{Path(world.settings.folder) / 'archipel.db'}")

@@ -35,7 +35,7 @@ def limited(world: World, *populations: str, role: str = "operator") -> dict[str
     return {"Authorization": f"Bearer {made['token']}"}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_shown_and_what_is_not(world: World) -> None:
     (device,) = world.add_devices(1)
     known = {
@@ -51,7 +51,7 @@ def test_what_is_shown_and_what_is_not(world: World) -> None:
     assert world.operator("GET", f"/v1/devices/{'0' * 32}")[0] == 404
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_pages_by_population_and_state(world: World) -> None:
     devices = []
     for number in range(7):
@@ -186,7 +186,7 @@ def test_it_is_not_taken_into_a_round(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_round_goes_on_without_it(world: World, phase: str) -> None:
     """What it had sent before counts, as that of a device that vanished at the same moment."""
     task = world.create_task(cohort=5)
@@ -216,7 +216,7 @@ def test_a_round_goes_on_without_it(world: World, phase: str) -> None:
     np.testing.assert_allclose(read_weights(weights)["w"], np.full((3, 2), mean), rtol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_update_that_was_acknowledged_before_stays_in_the_sum(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -256,7 +256,7 @@ def test_in_a_plain_round_too(world: World) -> None:
     same(parameters(world, task), mean([update(number) for number in (0, 2, 3, 4)]))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_in_an_asynchronous_task_too(world: World) -> None:
     """Where a device keeps its seat although the round is over."""
     task = asynchronous(world, cohort=3, concurrency=4)
@@ -274,7 +274,7 @@ def test_in_an_asynchronous_task_too(world: World) -> None:
     assert shown(world, devices[3])["rounds"] == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_populations(world: World) -> None:
     world.create_task(cohort=3)
     paused = world.create_task(population="staff")

@@ -44,7 +44,7 @@ def audited(world: World, action: str) -> list[dict[str, Any]]:
     return [entry for entry in world.operator("GET", "/v1/audit")[1]["items"] if entry["action"] == action]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_fault_is_noted_once_and_the_round_does_not_count(world: World) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -65,7 +65,7 @@ def test_a_fault_is_noted_once_and_the_round_does_not_count(world: World) -> Non
     assert world.task(task["task_id"])["failed_rounds"] == 1
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_too_many_set_the_device_aside_each_time_for_longer(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(4)
@@ -97,7 +97,7 @@ def test_too_many_set_the_device_aside_each_time_for_longer(world: World) -> Non
         assert entry["detail"]["until"] == pytest.approx(entry["time"] / 1e6 + times * DAY)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_faults_of_long_ago_are_forgotten(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
@@ -112,7 +112,7 @@ def test_faults_of_long_ago_are_forgotten(world: World) -> None:
     assert (shown(world, devices[0])["quarantine"], shown(world, devices[0])["faults"]) == (None, 3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_operator_releases_it_and_what_was_counted_is_forgotten(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
@@ -130,7 +130,7 @@ def test_an_operator_releases_it_and_what_was_counted_is_forgotten(world: World)
     assert shown(world, devices[0])["quarantine"] is None
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_device_is_told(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
@@ -180,7 +180,7 @@ def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(wor
     assert shown(world, devices[1])["faults"] == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_search_ends_when_nothing_was_spoiled_for_long(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)

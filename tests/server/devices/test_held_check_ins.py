@@ -123,7 +123,7 @@ def test_who_is_set_aside_is_not_held(world: World) -> None:
     assert seconds < LONG / 2
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_crowd_is_not_held(world: World) -> None:
     settings = msgspec.structs.replace(world.settings, check_ins_per_second=0.1)
     world.app = create_app(settings, clock=world.clock)
@@ -153,7 +153,7 @@ def test_no_more_than_there_are_places_for_and_one_of_each_device(world: World) 
     assert ask(devices[0])[1] < LONG / 2
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_held_check_in_is_no_work(world: World) -> None:
     """It leaves its place to others, and its time is not in the log."""
     kept = HeldCheckIns(world.services.database, most=1, working=1)

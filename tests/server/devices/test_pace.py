@@ -26,7 +26,7 @@ from tests.support.world import World
 
 
 @given(st.integers(0, 10**8), st.floats(0.01, 60), st.floats(0.1, 1e5), st.floats(0, 1, exclude_max=True))
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_bounds(devices: int, shortest: float, per_second: float, draw: float) -> None:
     found = retry_seconds(devices, shortest=shortest, per_second=per_second, draw=draw)
     assert shortest <= found <= max(shortest, 6 * LONGEST)
@@ -34,7 +34,7 @@ def test_bounds(devices: int, shortest: float, per_second: float, draw: float) -
         assert found == shortest
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_came_together_come_apart() -> None:
     """100,000 devices that all come in the first second, at 200 a second: simulated second by second."""
     count, per_second = 100_000, 200.0
@@ -66,7 +66,7 @@ def test_eight_devices_and_a_hundred() -> None:
     assert quick_seconds(8, 30.0, 200.0) == 3.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_fleet_is_quick_only_while_there_is_work(world: World) -> None:
     devices = world.add_devices(3)
     assert [told(device) for device in devices] == [2.0] * 3
@@ -110,7 +110,7 @@ def test_another_population_is_left_alone(world: World) -> None:
     assert pace.retry_after(world.clock.now, "teachers") == pace.retry_after(world.clock.now) == 2.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_many_that_come_at_once_are_counted_at_once(world: World) -> None:
     """A crowd that was not there when devices were last counted gets quick answers for a second, not for ten."""
     world.create_task(cohort=3)
@@ -137,7 +137,7 @@ def told(device: Device) -> float:
     return float(device.ask("POST", "/v1/check-ins", CheckInResponse, CheckIn()).retry_after)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_crowd_is_told_to_come_more_rarely(crowded: World) -> None:
     first = [told(device) for device in crowded.devices]
     assert first == [2.0] * 30  # not yet counted
@@ -150,7 +150,7 @@ def test_a_crowd_is_told_to_come_more_rarely(crowded: World) -> None:
             assert session.get_one(CheckInRow, device.id).due == crowded.clock.now + wait
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_outage_does_not_make_the_crowd_forgotten(crowded: World) -> None:
     for device in crowded.devices:
         told(device)
@@ -161,7 +161,7 @@ def test_an_outage_does_not_make_the_crowd_forgotten(crowded: World) -> None:
     again.database.dispose()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_only_devices_that_come_soon_are_taken(crowded: World) -> None:
     task = crowded.create_task(cohort=3)
     for device in crowded.devices:

@@ -76,7 +76,7 @@ def ids(devices: Sequence[Device]) -> list[str]:
     return sorted(device.id for device in devices)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_devices_that_were_never_asked_come_first(world: World) -> None:
     devices = world.add_devices(8)
     first, _ = ask(world, devices[:4])
@@ -88,7 +88,7 @@ def test_devices_that_were_never_asked_come_first(world: World) -> None:
     assert (third["phase"], third["survivors"]) == ("committed", ids(devices))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_set_is_asked_again_only_when_it_is_whole(world: World) -> None:
     devices = world.add_devices(5)
     assert ask(world, devices)[0]["phase"] == "committed"
@@ -102,6 +102,7 @@ def test_a_set_is_asked_again_only_when_it_is_whole(world: World) -> None:
     assert (again["phase"], again["survivors"]) == ("committed", ids(devices))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_set_may_be_divided_into_two_that_are_large_enough(world: World) -> None:
     devices = world.add_devices(6)
     assert ask(world, devices)[0]["phase"] == "committed"
@@ -110,6 +111,7 @@ def test_a_set_may_be_divided_into_two_that_are_large_enough(world: World) -> No
     assert ask(world, devices[1:4])[0] is None
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_drops_out_of_a_repeated_set_ends_the_round_before_anybody_is_told(world: World) -> None:
     devices = world.add_devices(5)
     assert ask(world, devices)[0]["phase"] == "committed"
@@ -122,6 +124,7 @@ def test_a_device_that_drops_out_of_a_repeated_set_ends_the_round_before_anybody
     assert {each["furthest"] for each in failed["participants"]} == {"masking", "complaining"}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: World) -> None:
     devices = world.add_devices(5)
     found, _ = ask(world, devices, dropping=devices[:1])
@@ -129,7 +132,7 @@ def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: World) -> None
     assert found["result"]["contributors"] == 4
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_population_is_asked_so_many_times(world: World) -> None:
     devices = world.add_devices(3)
     for _ in range(6):
@@ -145,7 +148,7 @@ def test_the_population_is_asked_so_many_times(world: World) -> None:
     assert ask(world, devices)[0]["phase"] == "committed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_with_the_default_policy_thirty_devices_are_asked(
     world: World, bundle_maker: Callable[..., Path], keys: Keys, tmp_path: Path
 ) -> None:
@@ -166,7 +169,7 @@ def test_with_the_default_policy_thirty_devices_are_asked(
     assert (shown["threshold"], shown["min_contributors"]) == (21, 20)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_small_cells_of_another_bundle_are_no_obstacle(
     world: World, bundle_maker: Callable[..., Path], keys: Keys, tmp_path: Path
 ) -> None:
@@ -215,7 +218,7 @@ def test_no_combination_of_sums_tells_of_fewer_than_a_cell() -> None:
             assert told.count(value) >= 3
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_sum_for_the_upstream_server_counts_whatever_became_of_it(world: World) -> None:
     """Five of six with examples, whose sum went up; then three of them: the difference would be that of two."""
     devices = world.add_devices(6)
@@ -230,7 +233,7 @@ def test_a_sum_for_the_upstream_server_counts_whatever_became_of_it(world: World
     assert "would tell of fewer than 3 devices with examples alone" in failed["reason"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_new_cell_needs_contributors_and_not_only_devices(world: World) -> None:
     """Five with examples, then these and four more of which one has any: the difference would be that one's."""
     devices = world.add_devices(9)
@@ -244,6 +247,7 @@ def test_a_new_cell_needs_contributors_and_not_only_devices(world: World) -> Non
     assert (failed["result"], failed["weight_sum"]) == (None, None)
 
 
+@pytest.mark.sampled(every=3)
 def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contributors(world: World) -> None:
     devices = world.add_devices(7)
     liar = devices[3]
@@ -267,7 +271,7 @@ def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contribut
     assert (failed["result"], failed["weight_sum"]) == (None, None)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_left_of_a_divided_cell_needs_contributors_too(world: World) -> None:
     devices = world.add_devices(7)
     first, _ = ask(world, devices, empty=devices[:2])

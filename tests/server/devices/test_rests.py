@@ -57,7 +57,7 @@ def give(world: World, devices: list[Device]) -> None:
     world.settle()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_each_time_it_rests_twice_as_long(world: World) -> None:
     plain(world, cohort=4, rounds=9)
     devices = world.add_devices(4)
@@ -78,7 +78,7 @@ def test_each_time_it_rests_twice_as_long(world: World) -> None:
     assert waits(world) == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_where_no_round_can_begin_without_it_no_rest_grows(world: World) -> None:
     """What made it leave may be over, and the others would wait for hours otherwise."""
     task = plain(world)
@@ -128,7 +128,7 @@ def test_a_revoked_device_is_no_other_one(world: World) -> None:
     assert taken(world, devices[:3]) == {device.id for device in devices[:3]}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_only_rounds_of_the_same_kind_with_the_same_bundle_leave_it_out(world: World) -> None:
     task = plain(world)
     devices = world.add_devices(3)

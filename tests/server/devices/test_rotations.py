@@ -135,7 +135,7 @@ def test_a_device_that_has_replaced_its_key_does_not_enrol_again(world: World) -
 
 
 @pytest.mark.parametrize("phase", ["advertising", "masking", "unmasking"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_not_in_the_middle_of_a_round(world: World, phase: str) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -154,7 +154,7 @@ def test_not_in_the_middle_of_a_round(world: World, phase: str) -> None:
     assert send(devices[0], request)[0] == 200
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_after_it(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)

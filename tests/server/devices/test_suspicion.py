@@ -58,6 +58,7 @@ def test_only_what_was_seen_counts_not_in_which_order(
     assert scored(*((1.0, True, spoiled) for _, _, spoiled in rounds)).evidence == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.sampled(every=3)
 @given(data=some.data())
 def test_a_round_has_as_many_devices_as_it_needs_and_no_more(data: some.DataObject) -> None:
     waiting = [f"{number:03d}" for number in range(data.draw(some.integers(1, 40)))]
@@ -112,7 +113,7 @@ def search(
     return found
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_where_rounds_are_spoiled_by_nobody_hardly_anybody_is_accused() -> None:
     searches = [search(Random(seed), 12, 4, {}, by_chance=0.4, rounds=60) for seed in range(150)]
     # 0.05 of 150 is 7.5; the bound holds for searches of any length.

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import select
 
 from archipel.server.database.server_tables import AccessToken
@@ -19,6 +20,7 @@ def make(world: World, **settings: Any) -> tuple[dict[str, Any], dict[str, str]]
     return made, {"Authorization": f"Bearer {made['token']}"}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_is_shown_once_and_nowhere_else(world: World) -> None:
     made, headers = make(world)
     assert made["token"].startswith("apt_")

@@ -57,7 +57,7 @@ def policy_of(client: FlaskClient) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_every_file_with_its_type_and_its_policy(client: FlaskClient, name: str) -> None:
     data, kind = FILES[name]
     with client.get(f"/docs/{name}") as response:
@@ -88,7 +88,7 @@ def test_the_policy_allows_the_scripts_of_the_pages_and_no_other(client: FlaskCl
         "sha256-" + "é" * 43 + "=",
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_list_of_scripts_cannot_allow_anything_else(client: FlaskClient, folder: Path, line: str) -> None:
     (folder / documentation.HASHES).write_text(f"{line}\n{HASH}\n", encoding="utf-8")
     assert policy_of(client)["script-src"] == f"'self' '{HASH}'"
@@ -110,7 +110,7 @@ def test_a_folder_is_its_page(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.txt", "..%2fsecret.txt", "reference", "nothing.html", "/etc/passwd"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_nothing_but_the_files_of_the_folder(client: FlaskClient, name: str) -> None:
     with client.get(f"/docs/{name}", follow_redirects=True) as response:
         assert response.status_code == 404

@@ -44,7 +44,7 @@ def test_mutations_begin_at_what_the_route_reads(name: str) -> None:
 
 
 @pytest.mark.parametrize("caller", ["device", "admin"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_no_body_makes_the_server_fail(world: World, caller: str) -> None:
     Fleet(world).create()
     world.create_task(cohort=4)

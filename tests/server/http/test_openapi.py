@@ -49,6 +49,7 @@ def description(world: World) -> dict[str, Any]:
         return msgspec.json.decode(client.get("/v1/openapi.json").get_data())
 
 
+@pytest.mark.sampled(every=3)
 def test_it_is_valid_and_has_every_route(description: dict[str, Any]) -> None:
     OpenAPIV31SpecValidator(description).validate()
     operations = {each["operationId"]: each for path in description["paths"].values() for each in path.values()}
@@ -65,6 +66,7 @@ def test_examples_in_python_are_not_in_it(description: dict[str, Any]) -> None:
     assert [name for name, schema in schemas.items() if "Example:" in schema.get("description", "")] == []
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_answers_are_what_it_says(world: World, examples: int) -> None:
     """In a round under way; half of the requests name it, or a model that is there, the others what schemathesis makes

@@ -55,7 +55,7 @@ def client(world: World, folder: Path) -> Iterator[FlaskClient]:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_every_file_with_its_type_and_its_headers(client: FlaskClient, name: str) -> None:
     data, kind = FILES[name]
     with client.get(f"/demo/{name}") as response:
@@ -125,7 +125,7 @@ def test_a_compressed_file_stands_for_itself(client: FlaskClient, folder: Path) 
         "model/../index.html", "INDEX.HTML",
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_nothing_but_the_files_of_the_folder(client: FlaskClient, name: str) -> None:
     with client.get(f"/demo/{name}", follow_redirects=True) as response:
         assert b"for nobody" not in response.get_data()

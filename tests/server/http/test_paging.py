@@ -21,7 +21,7 @@ def walk(world: World, path: str, limit: int) -> list[dict[str, Any]]:
         after = f"&after={page['next']}"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tasks_newest_first_each_once(world: World) -> None:
     made = []
     for number in range(8):
@@ -83,7 +83,7 @@ def test_only_the_tasks_that_are_asked_for(world: World) -> None:
         assert world.operator("GET", f"/v1/tasks?{wrong}")[0] == 400, wrong
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_oldest_first(world: World) -> None:
     task = world.create_task(rounds=3, deadlines={"advertising": 5})
     devices = world.add_devices(5)

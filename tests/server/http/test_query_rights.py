@@ -33,7 +33,7 @@ def create(world: World, headers: dict[str, str], **changes: Any) -> tuple[int, 
     ("role", "training", "query"),
     [("operator", 201, 403), ("analyst", 403, 201), ("auditor", 403, 403), ("admin", 201, 201)],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_who_may_make_which_tasks(world: World, role: str, training: int, query: int) -> None:
     headers = token(world, role)
     assert create(world, headers, **TRAINING)[0] == training

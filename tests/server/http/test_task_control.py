@@ -22,6 +22,7 @@ def control(world: World, task: dict[str, Any], what: str) -> tuple[int, Any]:
     return world.operator("POST", f"/v1/tasks/{task['task_id']}/{what}")
 
 
+@pytest.mark.sampled(every=3)
 def test_a_paused_task_finishes_its_round_and_opens_no_other(world: World) -> None:
     task = world.create_task(rounds=2, cohort=3)
     devices = world.add_devices(3)

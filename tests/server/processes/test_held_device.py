@@ -15,7 +15,7 @@ from tests.support.serving import Server
 from tests.support.world import DataFolder
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_that_waits_is_answered(data_folder: DataFolder, device_maker: type[Device]) -> None:
     folder, token, keys = data_folder
     server = Server(folder)

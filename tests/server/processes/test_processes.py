@@ -95,6 +95,7 @@ def task_request(digest: str, **settings: Any) -> TaskRequest:
     return TaskRequest(name="digits", population="pupils", bundle=digest, **values)
 
 
+@pytest.mark.sampled(every=3)
 def test_two_rounds_over_tcp_while_processes_are_killed(
     server: Server,
     operator: OperatorClient,
@@ -141,6 +142,7 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     assert server.children() == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_acknowledged_survives_kill_minus_9(
     server: Server,
     operator: OperatorClient,
@@ -186,7 +188,7 @@ def refused(folder: Path, port: int) -> str:
     return line
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_process(
     server: Server, tmp_path: Path
 ) -> None:
@@ -220,7 +222,7 @@ def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_pro
     assert "server.key" in refused(server.folder, 0)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     server: Server, operator: OperatorClient, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -263,7 +265,7 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     assert server.children() == {}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_log_files_of_a_bounded_size(server: Server, data_folder: DataFolder) -> None:
     """Three web processes on one file: every request is in one of them, once."""
     url = server.start(workers="3", log_bytes="3000", logs_kept="500")
@@ -285,7 +287,7 @@ def test_log_files_of_a_bounded_size(server: Server, data_folder: DataFolder) ->
 
 
 @pytest.mark.parametrize("victim", ["coordinator", "gunicorn"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_child_that_was_killed_is_told_of(server: Server, victim: str) -> None:
     server.start()
     before = server.children()[victim]

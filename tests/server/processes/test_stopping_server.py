@@ -24,7 +24,7 @@ from tests.support.serving import Server
 from tests.support.world import DataFolder
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_counts_of_the_last_minute_are_written(data_folder: DataFolder) -> None:
     server = Server(data_folder[0])
     with OperatorClient(server.start(), "wrong") as stranger:
@@ -38,7 +38,7 @@ def test_counts_of_the_last_minute_are_written(data_folder: DataFolder) -> None:
     assert rows == [("server", "access.refused", '{"count": 3, "sources": 1, "address:127.0.0.1": 3}')]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_server_says_that_it_stops_and_finishes_what_is_under_way(
     data_folder: DataFolder, device_maker: type[Device], bundle_maker: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -99,6 +99,7 @@ def test_a_server_says_that_it_stops_and_finishes_what_is_under_way(
     assert set(answers) == {device.id for device in devices}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_connection_that_says_nothing_does_not_hold_up_the_end(data_folder: DataFolder) -> None:
     server = Server(data_folder[0])
     host, port = server.start(stop_seconds="60").removeprefix("http://").split(":")

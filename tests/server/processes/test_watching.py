@@ -41,7 +41,7 @@ def task(operator: OperatorClient, bundle_maker: Callable[..., Path], data_folde
     return operator.tasks.create(request).task_id
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: DataFolder, task: str) -> None:
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     watch = subprocess.Popen(
@@ -67,7 +67,7 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
     assert err == "archipel: task 't' cancelled: cancelled by the operator\n"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_outage_is_not_waited_for_for_ever(
     server: Server, operator: OperatorClient, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,7 @@ def test_an_outage_is_not_waited_for_for_ever(
     assert seen == [True]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_ctrl_c_leaves_the_task_running(
     server: Server, operator: OperatorClient, data_folder: DataFolder, task: str
 ) -> None:

@@ -26,7 +26,7 @@ def ending(world: World) -> Fleet:
     return fleet
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_offer_ends_with_its_bundle(world: World, ending: Fleet) -> None:
     known, new = world.add_devices(2)
     known.versions, new.versions = {MODEL: 1}, {}
@@ -46,6 +46,7 @@ def test_an_offer_ends_with_its_bundle(world: World, ending: Fleet) -> None:
     assert (offered(known), offered(new)) == ({MODEL: 3}, {MODEL: 3})
 
 
+@pytest.mark.sampled(every=3)
 def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: World, ending: Fleet) -> None:
     asked = {"model": MODEL, "version": 2, "stages": STAGES}
     world.clock.now = END + 1.0

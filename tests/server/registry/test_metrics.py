@@ -18,6 +18,7 @@ def metrics(world: World, task: dict[str, Any], query: str = "") -> dict[str, An
     return answer
 
 
+@pytest.mark.sampled(every=3)
 def test_of_training_the_cohort_and_the_sum_of_weights(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=3, rounds=3, deadlines={"updating": 5})
     devices = world.add_devices(3)
@@ -41,7 +42,7 @@ def test_of_training_the_cohort_and_the_sum_of_weights(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_of_the_others_the_result(world: World, kind: str) -> None:
     settings = {"metrics": RANGES, "max_examples": 100} if kind == "evaluation" else {}
     task = world.create_task(kind=kind, privacy="plain", cohort=3, threshold=None, **settings)

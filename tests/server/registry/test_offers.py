@@ -69,7 +69,7 @@ def test_an_offer_is_signed_for_nothing_else(world: World, fleet: Fleet) -> None
         unseal("plan", sealed, world.settings.public_key, messages.Offer)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_of_the_stage_are_offered_the_new_version_and_the_others_the_old(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate="none", stages=STAGES)
     inside, outside = fleet.enrol(rollout, 4, 4)
@@ -167,7 +167,7 @@ def test_how_many_devices_fetched_which_version(world: World, fleet: Fleet) -> N
     assert counts() == [0, 0]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_in_a_round_is_offered_versions_too(world: World, fleet: Fleet) -> None:
     """One that goes from round to round never comes without one."""
     devices = world.add_devices(3)

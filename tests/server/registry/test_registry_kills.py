@@ -105,7 +105,7 @@ def run(world: World, scenario: str, kill: int) -> Server:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> None:
     server = run(world, scenario, 0)
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], server.points

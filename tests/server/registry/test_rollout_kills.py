@@ -143,7 +143,7 @@ SHORT = ("worse in stage 1",)
 @pytest.mark.parametrize(
     "outcome", [pytest.param(each, marks=[] if each in SHORT else pytest.mark.slow) for each in OUTCOMES]
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_killed_at_every_step_of_the_rollout(mortal: World, outcome: str) -> None:
     assert kill_at_every_step(mortal, outcome) == OUTCOMES[outcome]
 
@@ -175,7 +175,7 @@ def take_over(world: World, second: Coordinator) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["stage", "promotion", "rollback"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_was_replaced_after_it_looked_changes_nothing(
     world: World, fleet: Fleet, rivals: tuple[Coordinator, Coordinator], monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:

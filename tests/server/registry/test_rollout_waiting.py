@@ -14,7 +14,7 @@ from tests.support.fleet import Fleet
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_stage_that_soaks_warns_of_too_few_devices(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate=SIX)
     fleet.enrol(rollout, 4)

@@ -18,7 +18,7 @@ def actions(world: World, *prefixes: str) -> list[str]:
 
 
 @pytest.mark.parametrize("privacy", ["plain", "secure"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: Fleet, privacy: str) -> None:
     rollout = fleet.begin(gate={"privacy": privacy})
     inside, outside = fleet.enrol(rollout, 3, 1)
@@ -48,7 +48,7 @@ def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: 
     ]  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -74,7 +74,7 @@ def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet
     ]  # fmt: skip
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate={"worst": 0.8})
     inside, _ = fleet.enrol(rollout, 3)
@@ -84,7 +84,7 @@ def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: World, fl
     assert (stage["candidate"]["state"], stage["baseline"]) == ("completed", None)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_both_versions_are_evaluated_on_the_same_devices(world: World, fleet: Fleet) -> None:
     """However many others wait, and although one of them does not come again."""
     rollout = fleet.begin(gate={"min_devices": 3, "max_devices": 4})
@@ -103,7 +103,7 @@ def test_both_versions_are_evaluated_on_the_same_devices(world: World, fleet: Fl
     assert fleet.show(rollout)["state"] == "completed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet) -> None:
     """Two versions that are both off the scale look alike."""
     rollout = fleet.begin(gate={"range": 0.5})
@@ -140,7 +140,7 @@ def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(
 
 
 @pytest.mark.parametrize("seconds", [40.0, 3600.0])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_stage_with_fewer_devices_than_may_take_part_is_measured_in_time(
     world: World, fleet: Fleet, seconds: float
 ) -> None:
@@ -181,7 +181,7 @@ def test_too_few_examples_are_no_result(world: World, fleet: Fleet) -> None:
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_only_devices_of_the_stage_evaluate(world: World, fleet: Fleet) -> None:
     """And of these only those for which the expression is true, and no more than were asked for."""
     rollout = fleet.begin(eligibility='app == "2.0"', gate={"max_devices": 4})
@@ -228,7 +228,7 @@ def test_a_pause_stops_the_soaking_and_what_was_left_of_it_is_left(world: World,
     assert actions(world, "rollout.")[:3] == ["rollout.create", "rollout.pause", "rollout.resume"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_pause_while_evaluating_holds_the_evaluation(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -311,7 +311,7 @@ def test_one_rollout_of_a_model_at_a_time_and_no_promotion_beside_it(world: Worl
         ({"gate": None}, 400, "gate"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_cannot_be_is_refused_when_it_is_asked_for(
     fleet: Fleet, settings: dict[str, Any], status: int, words: str
 ) -> None:

@@ -55,7 +55,7 @@ def test_devices_that_go_while_it_is_evaluated(world: World, fleet: Fleet) -> No
     assert shown["reason"] == f"stage 1: 1 device is eligible, its evaluation needs 3; {REMEDY}"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_left_and_rest_count_until_the_deadline(world: World, fleet: Fleet) -> None:
     """They may come again before it; those that rest longer cannot."""
     rollout = fleet.begin(gate={"seconds": 100.0})
@@ -84,6 +84,7 @@ def test_devices_that_left_and_rest_count_until_the_deadline(world: World, fleet
     assert "2 devices are eligible, its evaluation needs 3" in str(fleet.show(rollout)["reason"])
 
 
+@pytest.mark.sampled(every=3)
 def test_the_baseline_needs_the_devices_of_the_candidate(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 4)

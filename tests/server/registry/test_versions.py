@@ -109,6 +109,7 @@ def test_a_parent_can_be_told_where_nothing_tells_it(empty: Fleet) -> None:
     assert empty.post("models/words/versions", {"bundle": bundles[1], "parent": 1}, 201)["parent"] == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_evaluations_of_a_version_are_those_of_its_content_and_population(world: World, empty: Fleet) -> None:
     bundle = empty.add_version()["bundle"]
     trained = train(world, 1, bundle)

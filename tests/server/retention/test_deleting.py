@@ -28,7 +28,7 @@ def server_settings() -> Mapping[str, object]:
     return {"keep_versions": 1, "keep_days": 10.0}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_deleted_version_says_so_everywhere(world: World) -> None:
     task = train(world, 3)
     weights = weights_of(world, task)
@@ -66,7 +66,7 @@ def test_a_deleted_version_says_so_everywhere(world: World) -> None:
         assert list(session.scalars(select(WeightsEntry.weights).order_by(WeightsEntry.number))) == weights
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nobody_can_use_what_is_deleted(world: World) -> None:
     task = train(world, 3)
     weights = weights_of(world, task)
@@ -152,7 +152,7 @@ def test_a_long_backup_renews_its_hold(world: World, monkeypatch: pytest.MonkeyP
     assert list(storage.keys("backups")) == []
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_backup_of_any_moment_can_be_restored(world: World, tmp_path: Path) -> None:
     """Before a deletion, between it and the removal of the files, and after that."""
     weights = weights_of(world, train(world, 2))
@@ -175,7 +175,7 @@ def test_a_backup_of_any_moment_can_be_restored(world: World, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("days", [0.0, 2.0], ids=["the file is still there", "the file is gone"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_same_bytes_may_come_again(world: World, days: float) -> None:
     task = train(world, 2)
     old = weights_of(world, task)[0]
@@ -191,7 +191,7 @@ def test_the_same_bytes_may_come_again(world: World, days: float) -> None:
     assert (statuses(world, [old]), there(world, [old])) == ([200], [True])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_file_that_is_removed_while_it_is_stored_again_is_not_named(world: World) -> None:
     task = train(world, 2)
     old = weights_of(world, task)[0]
@@ -209,7 +209,7 @@ def test_a_file_that_is_removed_while_it_is_stored_again_is_not_named(world: Wor
     assert (deleted(world, [old]), there(world, [old])) == ([False], [True])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_bytes_of_another_kind_keep_the_file(world: World) -> None:
     """A blob has one file however many kinds of rows it has."""
     old = weights_of(world, train(world, 2))[0]

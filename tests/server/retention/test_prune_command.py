@@ -16,7 +16,7 @@ from tests.support.fixtures.commands import archipel  # noqa: F401
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_dry_run_and_the_real_one(
     world: World,
     archipel: Command,  # noqa: F811

@@ -57,7 +57,7 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, answers
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_promotion_that_comes_during_a_deletion_is_refused(world: World, versions: list[str]) -> None:
     paused = Paused(world)
     pruning, gone = in_thread(lambda: delete_unneeded(world.services, paused.write, RULE, actor="test"))
@@ -74,7 +74,7 @@ def test_a_promotion_that_comes_during_a_deletion_is_refused(world: World, versi
     assert deleted(world, versions) == [False, True, True, False]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_deletion_that_comes_during_a_promotion_leaves_the_version(world: World, versions: list[str]) -> None:
     paused = Paused(world)
 
@@ -100,7 +100,7 @@ def test_a_deletion_that_comes_during_a_promotion_leaves_the_version(world: Worl
     assert deleted(world, versions) == [False, False, True, False]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_whoever_comes_first_wins_and_nothing_promoted_is_deleted(world: World, versions: list[str]) -> None:
     """Both at once, without anything that orders them."""
     start = threading.Barrier(3)

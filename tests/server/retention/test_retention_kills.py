@@ -65,7 +65,7 @@ def ask(server: Server, now: float, world: World, path: str) -> tuple[int, bytes
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_at_every_point_of_a_deletion(world: World, every: int) -> None:
     """Or at one of `every` so many, others for each commit."""
     folder = Path(world.settings.folder).parent  # in memory, where a sync takes no time

@@ -42,7 +42,7 @@ class TestOff:
         assert deleted(world, weights) == [False] * 4
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_newest_and_the_young_stay(world: World) -> None:
     weights = weights_of(world, train(world, 4))
     pass_days(world, 9.9)
@@ -61,6 +61,7 @@ def evaluation_of(world: World, task: dict[str, Any], weights: str) -> dict[str,
     )  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_what_a_running_or_paused_task_works_with_stays(world: World) -> None:
     task = train(world, 3, of=9)
     weights = weights_of(world, task)
@@ -92,7 +93,7 @@ class TestProposed:
         assert deleted(world, weights) == [True, True, False]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_is_promoted_and_what_a_rollback_goes_back_to_stays(world: World) -> None:
     task = train(world, 6)
     weights = weights_of(world, task)[1:]
@@ -109,7 +110,7 @@ def test_what_is_promoted_and_what_a_rollback_goes_back_to_stays(world: World) -
     assert deleted(world, weights) == [False, True, True, True, False, False]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_both_versions_of_a_rollout_stay_until_it_has_ended(world: World) -> None:
     task = train(world, 5)
     weights = weights_of(world, task)[1:]
@@ -126,7 +127,7 @@ def test_both_versions_of_a_rollout_stay_until_it_has_ended(world: World) -> Non
     assert deleted(world, weights) == [False, True, True, False, False]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_same_bytes_stay_while_one_use_keeps_them(world: World) -> None:
     # Version 0 of all trainings of a bundle has its own weights.
     old = train(world, 2)
@@ -138,6 +139,7 @@ def test_the_same_bytes_stay_while_one_use_keeps_them(world: World) -> None:
     assert deleted(world, [shared]) == [False]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_model_has_a_rule_of_its_own(world: World) -> None:
     task = train(world, 6)
     weights = weights_of(world, task)[1:]
@@ -172,6 +174,7 @@ class TestOnlyOneModel:
     def server_settings(self) -> Mapping[str, object]:
         return {}
 
+    @pytest.mark.sampled(every=3)
     def test_a_model_may_have_a_rule_where_the_server_has_none(self, world: World) -> None:
         task = train(world, 3)
         weights = weights_of(world, task)
@@ -182,7 +185,7 @@ class TestOnlyOneModel:
         assert deleted(world, weights) == [False, True, True, False]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_states_go_with_the_weights_of_their_version(world: World, tmp_path: Path) -> None:
     file = make_bundle(tmp_path, world.keys.publisher, name="adam", strategy="fedadam", weighting="examples")
     status, answer = world.operator("POST", "/v1/bundles", file.read_bytes())

@@ -172,6 +172,7 @@ class Rounds(RuleBasedStateMachine):
                 np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("examples", "steps"), [(12, 30), pytest.param(400, 60, marks=pytest.mark.slow)], ids=["short", "long"]
 )

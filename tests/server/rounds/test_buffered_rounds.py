@@ -36,6 +36,7 @@ def seats(world: World, devices: list[Device]) -> list[Device]:
     return [device for device in devices if device.join()]
 
 
+@pytest.mark.sampled(every=3)
 def test_late_updates_come_into_a_later_version_and_count_less(world: World) -> None:
     task = asynchronous(world, staleness_exponent=0.5)
     devices = world.add_devices(6)
@@ -141,6 +142,7 @@ def test_a_task_that_is_cancelled_between_rounds_lets_its_devices_go(world: Worl
     assert seats(world, devices) == devices
 
 
+@pytest.mark.sampled(every=3)
 def test_a_paused_task_keeps_devices_no_longer_than_their_seats_last(world: World) -> None:
     devices = world.add_devices(6)
     between_rounds(world, devices, deadlines={"updating": 60})
@@ -232,7 +234,7 @@ def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypat
     same(parameters(world, task), {name: first[name] + second[name] for name in first})
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: World) -> None:
     task = asynchronous(world, privacy="secure", cohort=3, threshold=3, concurrency=6, rounds=2)
     devices = world.add_devices(6)
@@ -268,6 +270,7 @@ def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: Wor
     assert [row["number"] for row in world.rounds(task["task_id"])] == [1, 1]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_group_that_is_not_needed_any_more_says_so(world: World) -> None:
     task = asynchronous(world, privacy="secure", threshold=3, cohort=3, rounds=1)
     devices = world.add_devices(6)

@@ -33,6 +33,7 @@ def members(world: World, task: dict[str, Any]) -> list[set[str]]:
     return [{each["device_id"] for each in made["participants"]} for made in world.rounds(task["task_id"])]
 
 
+@pytest.mark.sampled(every=3)
 def test_only_eligible_devices_are_taken(world: World) -> None:
     task = world.create_task(eligibility='ram >= 512MiB and charging and app == "1.4"', cohort=5)
     good = phones(world, 5)
@@ -64,6 +65,7 @@ def test_what_a_device_told_last_counts(world: World) -> None:
     assert members(world, task) == [{device.id for device in devices[1:]}]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_contributes_no_more_often_than_allowed(world: World) -> None:
     task = world.create_task(rounds=3, cohort=3, max_contributions=1)
     first, second = phones(world, 3), phones(world, 3)
@@ -76,7 +78,7 @@ def test_a_device_contributes_no_more_often_than_allowed(world: World) -> None:
     assert members(world, task) == [{device.id for device in each} for each in (first, second)]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_failed_round_is_no_contribution(world: World) -> None:
     task = world.create_task(cohort=3, max_contributions=1)
     devices = phones(world, 3)
@@ -90,7 +92,7 @@ def test_a_failed_round_is_no_contribution(world: World) -> None:
     assert [each["phase"] for each in world.rounds(task["task_id"])] == ["failed", "committed"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_rests(world: World) -> None:
     task = world.create_task(rounds=2, cohort=3, rest_seconds=600.0)
     devices = phones(world, 3)
@@ -134,7 +136,7 @@ def waits_for(world: World, task: dict[str, Any]) -> str:
     return str(shown["waiting_for"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: World) -> None:
     other = world.create_task(population="plnat")
     few = world.create_task(cohort=6, min_cohort=6, threshold=6)
@@ -163,7 +165,7 @@ def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: World) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_says_so_when_all_have_given_what_they_may(world: World, privacy: str) -> None:
     plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous"} if privacy == "plain" else {}
     task = world.create_task(rounds=2, cohort=3, max_contributions=1, **plain)

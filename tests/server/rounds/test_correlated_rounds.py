@@ -57,7 +57,7 @@ def rows(world: World) -> list[PrivacyEvent]:
         return list(session.query(PrivacyEvent).order_by(PrivacyEvent.number))
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_rounds_take_back_noise_of_earlier_ones(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=12, cohort=3)["task_id"]
     groups, before, noise = in_turns(noisy, 2), np.zeros(ENTRIES), []
@@ -83,7 +83,7 @@ def test_rounds_take_back_noise_of_earlier_ones(noisy: World) -> None:
     assert noisy.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_account_is_that_of_devices_that_come_as_often_as_they_may(noisy: World) -> None:
     settings = correlated(3.0, separation=3, coefficients=[8, 4])
     task = noisy.create_task(differential_privacy=settings, rounds=5, cohort=3)["task_id"]
@@ -96,7 +96,7 @@ def test_the_account_is_that_of_devices_that_come_as_often_as_they_may(noisy: Wo
         assert spent["releases"] == number + 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_device_rests_until_others_had_their_rounds(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(separation=3), rounds=3, cohort=3)["task_id"]
     groups = in_turns(noisy, 3)
@@ -120,6 +120,7 @@ def test_a_device_rests_until_others_had_their_rounds(noisy: World) -> None:
     assert noisy.task(task)["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_sum_with_a_device_that_came_too_early_is_not_looked_at(
     noisy: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +136,7 @@ def test_a_sum_with_a_device_that_came_too_early_is_not_looked_at(
     assert len(rows(noisy)) == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_that_is_aggregated_again_adds_the_same_noise_and_is_paid_for_once(
     noisy: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +163,7 @@ def test_a_round_that_is_aggregated_again_adds_the_same_noise_and_is_paid_for_on
     assert len(rows(noisy)) == 2
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_of_two_coordinators_that_draw_noise_for_one_sum_one_adds_it(
     noisy: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +207,7 @@ def test_of_two_coordinators_that_draw_noise_for_one_sum_one_adds_it(
         each.database.dispose()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -226,7 +227,7 @@ def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> N
     assert noisy.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_kill_leaves_no_noise_that_is_not_needed(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after a round was paid for, and before the oldest noise was deleted."""
     noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)
@@ -249,7 +250,7 @@ def test_a_kill_leaves_no_noise_that_is_not_needed(noisy: World, monkeypatch: py
     assert {name.rpartition(".")[2] for name in noisy.stored("updates")} == {row.noise for row in rows(noisy)[-2:]}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it would be 62 times as large as the model with 32 coefficients."""
     noisy.create_task(differential_privacy=correlated(coefficients=[8, 7, 6, 5, 4, 3]), rounds=6, cohort=3)
@@ -270,7 +271,7 @@ def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatc
     assert max(alive) <= 2
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_whose_noise_is_lost_ends_before_devices_work_for_it(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -284,7 +285,7 @@ def test_a_task_whose_noise_is_lost_ends_before_devices_work_for_it(noisy: World
     assert "noise of the task's earlier rounds is lost" in shown["reason"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_noise_that_is_lost_in_a_round_fails_it_unpaid(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -303,7 +304,7 @@ def test_noise_that_is_lost_in_a_round_fails_it_unpaid(noisy: World) -> None:
     assert len(rows(noisy)) == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_target_gives_coefficients_and_noise(noisy: World) -> None:
     wanted = {"mechanism": "correlated", "epsilon": 8.0, "delta": 1e-5, "separation": 2}
     task = noisy.create_task(differential_privacy=wanted, rounds=3, cohort=3)

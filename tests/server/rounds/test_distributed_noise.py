@@ -86,7 +86,7 @@ def sensitivity(steps: int) -> float:
     return math.sqrt(steps**2 + ENTRIES / 4 + math.sqrt(2 * 0.5) * (steps + math.sqrt(ENTRIES) / 2))
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_new_model_is_the_mean_with_the_noise_of_all_devices(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=distributed(0.05), rounds=5, **COHORT)
     devices = noisy.add_devices(6)
@@ -112,6 +112,7 @@ def test_the_new_model_is_the_mean_with_the_noise_of_all_devices(noisy: World) -
     assert noisy.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_costs_what_the_noise_of_its_devices_makes_of_it(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=distributed(1.0), rounds=2, **COHORT)
     devices = noisy.add_devices(6)
@@ -130,6 +131,7 @@ def test_a_round_costs_what_the_noise_of_its_devices_makes_of_it(noisy: World) -
     assert "nobody sees a sum without noise" in spent["trust"]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_leaves_makes_the_round_dearer(noisy: World) -> None:
     """Five of six: the noise of three is left besides that of two, as planned."""
     task = noisy.create_task(differential_privacy=distributed(1.0), **COHORT)
@@ -147,7 +149,7 @@ def test_a_device_that_leaves_makes_the_round_dearer(noisy: World) -> None:
     assert 1.0 <= event["noise_multiplier"] < 1.01
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_that_is_aggregated_again_is_paid_for_once(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is in what devices sent, so looking at it again tells nothing new."""
     task = noisy.create_task(differential_privacy=distributed(1.0), **COHORT)
@@ -167,7 +169,7 @@ def test_a_round_that_is_aggregated_again_is_paid_for_once(noisy: World, monkeyp
     assert len(rows(noisy)) == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_target_is_planned_with_the_fewest_devices(noisy: World, tmp_path: Path) -> None:
     wanted = {"mechanism": "distributed", "epsilon": 8.0, "delta": 1e-5}
     task = noisy.create_task(differential_privacy=wanted, rounds=2, **COHORT)
@@ -185,6 +187,7 @@ def test_a_target_is_planned_with_the_fewest_devices(noisy: World, tmp_path: Pat
     assert more["differential_privacy"]["noise_multiplier"] == 30.0
 
 
+@pytest.mark.sampled(every=3)
 def test_a_task_ends_before_the_round_that_may_cost_too_much(noisy: World) -> None:
     """One round of six fits, and another one of the fewest would not."""
     one, worst = epsilon(2.0 * math.sqrt(4 / 3)), epsilon(2.0 * math.sqrt(4 / 3), 2.0)
@@ -197,6 +200,7 @@ def test_a_task_ends_before_the_round_that_may_cost_too_much(noisy: World) -> No
     assert "another round would make it" in shown["reason"]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_sum_that_no_devices_can_have_sent_fails_the_round(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=distributed(1.0), rounds=2, **COHORT)
     devices = noisy.add_devices(6)
@@ -246,7 +250,7 @@ def test_devices_that_cannot_add_noise_are_not_taken(noisy: World) -> None:
         ({"protocol": "neighbours"}, "protocol"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_it_does_not_go_with(noisy: World, settings: dict[str, Any], message: str) -> None:
     values = {
         "name": "x", "population": "pupils", "rounds": 1, "differential_privacy": distributed(),
@@ -275,7 +279,7 @@ def test_a_policy_that_asks_for_noise_gets_no_task_without(world: World, tmp_pat
     assert world.operator("POST", "/v1/tasks", {**values, "differential_privacy": distributed(1.0)})[0] == 201
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_over_neighbours_the_noise_is_for_the_fewest_that_hide_each_other(world: World, tmp_path: Path) -> None:
     """Devices that take the server to be malicious count on three of ten, and are charged for no more."""
     folder = tmp_path / "over"

@@ -99,7 +99,7 @@ def waits(world: World, devices: list[Device]) -> float:
     return float(devices[0].status().phase_ends - world.clock.now)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_rounds_wait_for_a_multiple_of_what_devices_took(world: World) -> None:
     task = plain(world)
     devices = world.add_devices(5)
@@ -116,7 +116,7 @@ def test_rounds_wait_for_a_multiple_of_what_devices_took(world: World) -> None:
     assert [round_["deadlines"] for round_ in world.rounds(task["task_id"])] == [{}, {}, {}, {"updating": 24.0}]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_plan_is_valid_until_its_deadlines_are_over(world: World) -> None:
     plain(world)
     devices = world.add_devices(5)
@@ -130,7 +130,7 @@ def test_the_plan_is_valid_until_its_deadlines_are_over(world: World) -> None:
     assert plan.not_after >= world.clock.now + 680
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_deadline_that_the_task_gives_is_kept(world: World) -> None:
     plain(world, deadlines={"updating": 100.0})
     devices = world.add_devices(5)
@@ -139,7 +139,7 @@ def test_a_deadline_that_the_task_gives_is_kept(world: World) -> None:
     assert waits(world, devices) == 100.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_another_kind_of_task_is_measured_by_itself(world: World) -> None:
     task = plain(world, rounds=3)
     devices = world.add_devices(5)
@@ -154,7 +154,7 @@ def test_another_kind_of_task_is_measured_by_itself(world: World) -> None:
     assert waits(world, devices) == 180.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_after_a_round_in_which_many_were_missing_the_default_holds(world: World) -> None:
     plain(world)
     devices = world.add_devices(5)
@@ -166,7 +166,7 @@ def test_after_a_round_in_which_many_were_missing_the_default_holds(world: World
     assert waits(world, devices) == 180.0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_phase_of_a_secure_round_is_measured(world: World) -> None:
     task = world.create_task(cohort=3, min_cohort=3, rounds=5)
     devices = world.add_devices(3)

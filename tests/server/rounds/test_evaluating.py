@@ -41,6 +41,7 @@ def metrics(world: World, task: dict[str, Any]) -> list[dict[str, Any]]:
     return items
 
 
+@pytest.mark.sampled(every=3)
 def test_every_second_version_is_evaluated_and_training_waits_for_it(world: World) -> None:
     task = world.create_task(rounds=3, evaluate_every=2, **PLAIN)
     devices = world.add_devices(3)
@@ -64,7 +65,7 @@ def test_every_second_version_is_evaluated_and_training_waits_for_it(world: Worl
     assert [each["evaluation"] for each in metrics(world, task)] == [None, second["evaluation"], None]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_evaluation_that_cannot_begin_or_fails_stops_no_training(world: World) -> None:
     task = world.create_task(rounds=3, evaluate_every=1, **PLAIN)
     devices = world.add_devices(3)
@@ -92,7 +93,7 @@ def test_an_evaluation_that_cannot_begin_or_fails_stops_no_training(world: World
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_cancelling_a_training_cancels_its_evaluation(world: World, begun: bool) -> None:
     task = world.create_task(rounds=3, evaluate_every=1, **PLAIN)
     devices = world.add_devices(3)

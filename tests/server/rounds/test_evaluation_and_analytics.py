@@ -42,7 +42,7 @@ def take_part(world: World, devices: list[Device], arrays: Sequence[dict[str, An
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_evaluation_is_the_mean_over_all_examples(world: World, privacy: str) -> None:
     task = world.create_task(
         kind="evaluation", metrics=RANGES, max_examples=200, privacy=privacy, cohort=4, threshold=None
@@ -68,7 +68,7 @@ def test_an_evaluation_is_the_mean_over_all_examples(world: World, privacy: str)
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_distribution_is_that_of_the_devices_values_within_its_error(world: World, privacy: str) -> None:
     """Each device counts once, whatever number of examples it has; one without examples is in no bin."""
     own = Bins(low=0.05, high=4.0, count=30, scale="log", better="lower")
@@ -113,7 +113,7 @@ def test_a_distribution_is_that_of_the_devices_values_within_its_error(world: Wo
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_analysis_is_the_sum_and_what_the_bundle_says_of_it(world: World, privacy: str) -> None:
     task = world.create_task(kind="analytics", privacy=privacy, cohort=3, threshold=None)
     devices = world.add_devices(3)
@@ -147,7 +147,7 @@ def test_an_analysis_is_the_sum_and_what_the_bundle_says_of_it(world: World, pri
         ((True, True, None, None), None),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_adoption_is_estimated_from_noisy_answers(
     world: World, answers: tuple[bool | None, ...], expected: dict[str, object] | None
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_device_without_a_number_takes_no_part() -> None:
         ({"privacy": "secure", "min_cohort": 1, "cohort": 1, "threshold": None}, "min_cohort"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings: dict[str, Any], words: str) -> None:
     values = {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3,
@@ -248,7 +248,7 @@ def test_a_version_can_be_evaluated(world: World) -> None:
     assert world.rounds(task["task_id"])[0]["result"]["metrics"]["accuracy"] == pytest.approx(0.5, rel=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_two_tasks_can_take_the_same_devices(world: World) -> None:
     first = world.create_task(kind="evaluation", metrics=RANGES, privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)

@@ -23,7 +23,7 @@ def shown(world: World, task: dict[str, Any]) -> dict[str, bool]:
     return {each["device_id"]: each["left"] for each in world.rounds(task["task_id"])[-1]["participants"]}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_others_go_on_at_once(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -59,7 +59,7 @@ def test_the_last_answer_may_be_that_one_leaves(world: World) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"mode": "synchronous", "goal": 3}], ids=["semi-synchronous", "goal"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_where_too_few_are_left_the_round_ends_at_once(world: World, settings: dict[str, Any]) -> None:
     task = world.create_task(cohort=4, min_cohort=3, **settings)
     devices = world.add_devices(4)
@@ -153,7 +153,7 @@ def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> N
     assert devices[1].check_in() is not None
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_is_not_in_the_round(world: World) -> None:
     world.create_task(cohort=4)
     *devices, stranger = world.add_devices(5)
@@ -164,7 +164,7 @@ def test_who_is_not_in_the_round(world: World) -> None:
     assert world.operator("POST", f"{devices[0].round}/leave", {})[0] == 403
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_plain_round(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=4)
     devices = world.add_devices(4)
@@ -180,7 +180,7 @@ def test_a_plain_round(world: World) -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_buffered_round_waits_for_nobody(world: World, ended: bool) -> None:
     """There a seat is given back when its time is over: else it would be given to the same device again and again."""
     world.create_task(privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=6, rounds=3)
@@ -222,7 +222,7 @@ def test_a_buffered_round_counts_them_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"reason":"I am ill"}', b'{"reason":7}', b'{"why":"cohort"}', b"", b"[]"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_reason_is_one_of_the_list(world: World, body: bytes) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)

@@ -67,7 +67,7 @@ def test_who_is_in_a_round_is_told_to_ask_more_often(world: World, fleet: list[D
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_message_again_is_acknowledged_and_another_one_refused(world: World, fleet: list[Device], phase: str) -> None:
     recorder = Recorder(fleet)
     world.run_to(phase, fleet)
@@ -98,7 +98,7 @@ def test_a_message_again_is_acknowledged_and_another_one_refused(world: World, f
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_too_early(world: World, fleet: list[Device], phase: str) -> None:
     world.run_to(phase, fleet)
     device = fleet[0]
@@ -123,7 +123,7 @@ def test_too_early(world: World, fleet: list[Device], phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_device_that_dropped_out_can_do_nothing_more(world: World, fleet: list[Device], phase: str) -> None:
     recorder = Recorder(fleet)
     world.run_to(phase, fleet)
@@ -145,7 +145,7 @@ def test_a_device_that_dropped_out_can_do_nothing_more(world: World, fleet: list
     assert gone.status().phase == following
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_finished_round_is_gone_with_its_reason(world: World, fleet: list[Device]) -> None:
     recorder = Recorder(fleet)
     world.run_to("masking", fleet)
@@ -161,7 +161,7 @@ def test_a_finished_round_is_gone_with_its_reason(world: World, fleet: list[Devi
         assert device.call("GET", f"{device.round}/{name}")[0] == 410
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_checks_of_an_upload(world: World, fleet: list[Device]) -> None:
     world.run_to("masking", fleet)
     device = fleet[0]
@@ -234,7 +234,7 @@ def test_shares_that_do_not_fit_the_cohort(world: World, fleet: list[Device]) ->
     assert device.call("PUT", f"{device.round}/shares", messages.Shares(shares=good))[0] == 200
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_complaints_that_show_nothing(world: World, fleet: list[Device]) -> None:
     """The envelope opens; or the complaint is in another's name. A refused one may be followed by a right one."""
     world.run_to("complaining", fleet)
@@ -259,7 +259,7 @@ def test_complaints_that_show_nothing(world: World, fleet: list[Device]) -> None
     assert device.call("PUT", path, good)[0] == 200
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_confirmation_of_other_survivors(world: World, fleet: list[Device]) -> None:
     world.run_to("confirming", fleet)
     device = fleet[0]
@@ -281,7 +281,7 @@ def test_a_confirmation_of_other_survivors(world: World, fleet: list[Device]) ->
     assert device.call("PUT", f"{device.round}/confirmation", request)[0] == 200
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_unmasking_shares_that_were_not_asked_for(world: World, fleet: list[Device]) -> None:
     world.run_to("masking", fleet)
     for device in fleet[:3]:
@@ -310,7 +310,7 @@ def test_unmasking_shares_that_were_not_asked_for(world: World, fleet: list[Devi
     assert encode(good)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_status_for_the_operator(world: World, fleet: list[Device]) -> None:
     status, answer = world.operator("GET", fleet[0].round)
     assert (status, answer["phase"]) == (200, "advertising")

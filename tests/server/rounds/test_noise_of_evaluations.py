@@ -17,7 +17,7 @@ from tests.support.world import World
 SECURE: dict[str, Any] = {"cohort": 3, "threshold": None, "metrics": RANGES, "max_examples": 100}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_training_and_its_evaluations_cost_what_the_training_may(world: World, tmp_path: Path) -> None:
     equal_weights(world, tmp_path / "bundle")
     epsilon = 200.0
@@ -54,7 +54,7 @@ def test_a_training_and_its_evaluations_cost_what_the_training_may(world: World,
     assert spent["epsilon"] == pytest.approx(whole)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_evaluation_that_the_account_has_no_room_for_ends_and_its_training_goes_on(
     world: World, tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_an_evaluation_that_the_account_has_no_room_for_ends_and_its_training_go
         ),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_noise_that_no_evaluation_can_have_is_refused(world: World, changes: dict[str, Any], said: str) -> None:
     values = {"name": "x", "population": "pupils", "rounds": 2, "min_cohort": 3, **SECURE, **changes}
     status, answer = world.operator("POST", "/v1/tasks", {"bundle": world.publish(), **values})

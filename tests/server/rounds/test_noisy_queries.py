@@ -45,7 +45,7 @@ def evaluate(world: World, devices: list[Any], bins: dict[str, Bins] | None = No
     take_part(world, devices, [metric_arrays({"loss": 0.5, "accuracy": 0.75}, RANGES, 200, 200, bins)] * len(devices))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_noise_of_each_entry_is_as_large_as_one_device_and_the_number_of_entries_say(world: World) -> None:
     """By hand: accuracy, loss, both clamped shares, the examples and the contributors are k = 6 blocks."""
     task = evaluation(world, 3)
@@ -77,7 +77,7 @@ def test_a_histogram_of_devices_is_one_entry_that_a_device_changes_by_one(world:
     assert (len(blocks(layout)), bins.most) == (7, 1.0)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_noisy_evaluation_tells_near_the_truth_and_pays_for_it(world: World) -> None:
     task = evaluation(world, 4, rounds=2, differential_privacy=central(0.01, delta=1e-6))
     devices = world.add_devices(4)
@@ -100,7 +100,7 @@ def test_a_noisy_evaluation_tells_near_the_truth_and_pays_for_it(world: World) -
     assert spent["exact"] == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_much_noise_leaves_metrics_in_their_ranges_and_counts_of_devices_possible(world: World) -> None:
     task = evaluation(world, 4, differential_privacy=central(50.0))
     evaluate(world, world.add_devices(4))
@@ -110,7 +110,7 @@ def test_much_noise_leaves_metrics_in_their_ranges_and_counts_of_devices_possibl
     assert all(abs(value) <= RANGES[name] for name, value in result["metrics"].items())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_analysis_pays_into_the_same_account_and_its_quantiles_come_from_noisy_counts(world: World) -> None:
     task = world.create_task(kind="analytics", cohort=3, threshold=None, differential_privacy=central(1e-5))
     histograms = [[1, 4, 0, 0], [0, 2, 2, 0], [0, 0, 6, 1]]
@@ -129,7 +129,7 @@ def test_an_analysis_pays_into_the_same_account_and_its_quantiles_come_from_nois
     assert (spent["model"], spent["releases"]) == ("tiny", 1)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_noisy_number_of_contributors_decides_about_no_later_query(world: World) -> None:
     """Two of five devices have no examples, and noise says that all have. An exact query of them and of three others
     is not refused for the one contributor that would then be left."""
@@ -146,7 +146,7 @@ def test_the_noisy_number_of_contributors_decides_about_no_later_query(world: Wo
     assert (shown["phase"], shown["result"]["contributors"]) == ("committed", 6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_noise_releases_nothing_of_fewer_devices_than_are_needed(world: World) -> None:
     task = evaluation(world, 3, min_contributors=3, differential_privacy=central(1e-3))
     devices = world.add_devices(3)
@@ -207,7 +207,7 @@ def test_the_least_noise_for_a_target_is_that_of_the_accountant(world: World) ->
         ({"differential_privacy": {**central(), "mechanism": "distributed"}}, "have 'central'"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_noise_does_not_go_with_is_refused_by_name(world: World, settings: dict[str, Any], message: str) -> None:
     refused(world, message, **{"kind": "evaluation", "metrics": RANGES, "differential_privacy": central(), **settings})
 

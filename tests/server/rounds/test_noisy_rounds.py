@@ -49,7 +49,7 @@ def refused(world: World, message: str, **settings: Any) -> None:
     assert message in str(answer), answer
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=central(0.002), rounds=12, cohort=5)
     devices = noisy.add_devices(5)
@@ -68,7 +68,7 @@ def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -
     assert noisy.task(task["task_id"])["state"] == "completed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_plans_state_the_noise_and_what_it_costs_up_to_their_round(noisy: World) -> None:
     noisy.create_task(differential_privacy=central(3.0), rounds=1, cohort=3)
     devices = noisy.add_devices(3)
@@ -91,7 +91,7 @@ def test_a_plan_without_noise_states_none(noisy: World) -> None:
     assert devices[0].plan.server_noise is None
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_much_noise_moves_the_model_no_further_than_devices_accept(noisy: World) -> None:
     """A device knows the manifest alone: it takes the largest step that any cohort's sum can make for granted."""
     task = noisy.create_task(differential_privacy=central(50.0), rounds=2, cohort=3)
@@ -115,7 +115,7 @@ def open_manifest(world: World) -> Manifest:
         return decode_manifest(session.query(BundleRow).one().manifest)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_account_is_of_all_tasks_of_a_model_in_a_population(noisy: World) -> None:
     devices = noisy.add_devices(3)
     first = noisy.create_task(differential_privacy=central(3.0), rounds=2, cohort=3)
@@ -143,7 +143,7 @@ def test_the_account_is_of_all_tasks_of_a_model_in_a_population(noisy: World) ->
         assert version["privacy_spent"]["epsilon"] == pytest.approx(spent_epsilon(rounds, delta), rel=1e-12)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_sums_without_noise_are_told_beside_the_account(noisy: World) -> None:
     devices = noisy.add_devices(3)
     noisy.create_task(rounds=2, cohort=3)
@@ -163,7 +163,7 @@ def test_sums_without_noise_are_told_beside_the_account(noisy: World) -> None:
     assert noisy.operator("GET", "/v1/models/hours/versions/1")[1]["privacy_spent"]["exact"] == 2
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_bundle_tells_what_the_version_told_that_it_was_made_from(noisy: World) -> None:
     devices = noisy.add_devices(3)
     own = noisy.publish()
@@ -183,7 +183,7 @@ def test_a_bundle_tells_what_the_version_told_that_it_was_made_from(noisy: World
     assert noisy.operator("GET", "/v1/models/hours/versions/3")[1]["privacy_spent"] is None
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_task_ends_before_the_round_that_would_cost_too_much(noisy: World) -> None:
     budget = (epsilon(2.0, 2) + epsilon(2.0, 3)) / 2
     task = noisy.create_task(differential_privacy=central(2.0, epsilon=budget), rounds=9, cohort=3)
@@ -207,7 +207,7 @@ def test_a_task_ends_before_the_round_that_would_cost_too_much(noisy: World) -> 
     refused(noisy, "is spent already", differential_privacy={"mechanism": "central", "epsilon": 0.5, "delta": 1e-5})
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_two_tasks_at_once_share_the_budget(noisy: World) -> None:
     """Both may begin; the second one's round is not paid for, so nobody looks at its sum."""
     budget = (epsilon(2.0, 1) + epsilon(2.0, 2)) / 2
@@ -223,7 +223,7 @@ def test_two_tasks_at_once_share_the_budget(noisy: World) -> None:
     assert len(rows(noisy)) == 1
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_target_gives_the_noise_and_counts_what_is_spent(noisy: World) -> None:
     wanted = {"mechanism": "central", "epsilon": 8.0, "delta": 1e-5}
     task = noisy.create_task(differential_privacy=wanted, rounds=4, cohort=3)

@@ -81,7 +81,7 @@ def test_a_plain_round_takes_the_mean_of_what_arrived(world: World) -> None:
         ({"c.update": np.zeros(2, np.float32)}, "has the arrays"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_an_update_outside_its_bounds_does_not_count(world: World, change: Update, words: str) -> None:
     world.create_task(privacy="plain", threshold=None)
     devices = world.add_devices(3)

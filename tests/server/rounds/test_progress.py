@@ -173,7 +173,7 @@ def test_the_sums_metrics_and_how_they_are_spread_over_the_devices(world: World)
     assert spread["counts"][1:-1] == np.histogram(hits, spread["edges"])[0].tolist()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_evaluation_is_told_with_the_round_that_made_the_version(world: World) -> None:
     task = world.create_task(rounds=2, evaluate_every=1, **PLAIN)
     devices = world.add_devices(3)
@@ -189,7 +189,7 @@ def test_an_evaluation_is_told_with_the_round_that_made_the_version(world: World
     assert of_evaluation["newest"][0]["metrics"] == first["metrics"]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_model_says_which_versions_have_it(world: World) -> None:
     task = world.create_task(**{**PLAIN, "metrics": {}, "max_examples": 1000})
     train(world, world.add_devices(3))

@@ -33,7 +33,7 @@ def run(world: World, devices: list[Any], updates: list[Update]) -> None:
         world.settle()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_model_moves_by_the_median_of_the_devices_whatever_their_weights(world: World) -> None:
     task = robust(world, "median", tolerated=2, min_cohort=5)
     devices = world.add_devices(5)
@@ -46,7 +46,7 @@ def test_the_model_moves_by_the_median_of_the_devices_whatever_their_weights(wor
     assert world.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_single_updates_stay_until_the_round_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is folded, a coordinator that comes new finds all of them, and a late or repeated one changes nothing."""
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
@@ -93,7 +93,7 @@ def clipped(each: Update, centre: Update | None) -> Update:
     return {"w": point[:6].reshape(3, 2), "b": point[6:]}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_a_rule_keeps_is_there_in_the_next_round_and_after_a_crash(world: World) -> None:
     task = robust(world, "centered-clipping", min_cohort=3, cohort=3, rounds=2)
     devices = world.add_devices(3)
@@ -122,7 +122,7 @@ def test_what_a_rule_keeps_is_there_in_the_next_round_and_after_a_crash(world: W
         ({"kind": "evaluation", "metrics": {"loss": 8.0}}, "aggregation: belongs to tasks of kind training"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_task_whose_rule_does_not_fit_is_refused(world: World, settings: dict[str, Any], words: str) -> None:
     status, answer = ask(world, **settings)
     assert status == 422
@@ -150,7 +150,7 @@ def test_a_task_that_would_keep_more_than_the_server_allows_is_refused(
         ({"rule": "krum", "tolerate": 1}, "unknown field"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_request_that_names_no_rule_is_refused_while_it_is_read(
     world: World, aggregation: dict[str, Any], words: str
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_model_moves_by_the_updates_that_point_as_the_root_does(world: World
     assert world.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_liars_send_moves_the_model_no_further_than_the_root_and_never_the_other_way(world: World) -> None:
     task, root, devices = rooted(world, 5)
     world.start_round([root, *devices])
@@ -113,7 +113,7 @@ def test_the_root_device_does_not_count_as_one_of_the_cohort(world: World) -> No
     assert "3 needed" in world.task(task["task_id"])["waiting_for"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_limits_of_how_often_devices_are_taken_do_not_hold_for_the_root_device(world: World) -> None:
     task, root, devices = rooted(
         world, 3, rounds=2, max_contributions=1, eligibility="ram > 1", rest_seconds=3600.0,
@@ -171,7 +171,7 @@ def test_a_round_without_the_root_update_fails_with_the_reason_and_is_repeated(w
     same(parameters(world, task), fltrust(updates, trusted))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_that_the_root_device_leaves_fails_at_once(world: World) -> None:
     task, root, devices = rooted(world)
     world.start_round([root, *devices])
@@ -196,7 +196,7 @@ def test_a_root_device_that_is_gone_when_the_round_begins_fails_it_at_the_deadli
     assert shown["reason"] == "the task's root device does not wait for a round, at the deadline of phase assigning"
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_deadlines_leave_a_slow_root_device_its_time(world: World) -> None:
     """The others answer at once, the root device after 40 s: a fourth of the deadline that follows from it."""
     task, root, devices = rooted(world, rounds=4)
@@ -216,7 +216,7 @@ def test_deadlines_leave_a_slow_root_device_its_time(world: World) -> None:
 
 
 @pytest.mark.parametrize("sent", [False, True])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_root_device_that_is_revoked_ends_the_round_and_its_task(world: World, sent: bool) -> None:
     task, root, devices = rooted(world)
     world.start_round([root, *devices])

@@ -60,7 +60,7 @@ def test_aggregating_ends_only_by_work_or_by_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_at_the_deadline_with_enough_the_round_goes_on(world: World, phase: str) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)
@@ -111,7 +111,7 @@ def test_at_the_deadline_with_too_few_the_round_fails_closed(world: World, phase
 
 
 @pytest.mark.parametrize("waiting", [3, 4, 5])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_assigning_waits_for_the_cohort_then_takes_what_is_enough(world: World, waiting: int) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)
@@ -134,7 +134,7 @@ def test_assigning_waits_for_the_cohort_then_takes_what_is_enough(world: World, 
         assert {p["device_id"] for p in info["participants"]} == {device.id for device in devices[:waiting]}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_aggregating_past_its_deadline_fails(world: World) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)

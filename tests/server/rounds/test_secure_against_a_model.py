@@ -331,7 +331,7 @@ class Rounds(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("examples", "steps"), [(8, 40), pytest.param(300, 80, marks=pytest.mark.slow)], ids=["short", "long"]
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_secure_rounds_are_those_of_the_model(
     keys: Keys, bundle_file: Path, empty_database: Path, examples: int, steps: int
 ) -> None:

@@ -65,7 +65,7 @@ def medians(updates: dict[str, Update], groups: list[list[Device]]) -> Update:
     return {name: np.median(each, axis=0) for name, each in group_means(updates, groups).items()}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_model_moves_by_the_median_of_the_groups_means(world: World) -> None:
     task = grouped(world)
     devices = world.add_devices(9)
@@ -86,7 +86,7 @@ def test_the_model_moves_by_the_median_of_the_groups_means(world: World) -> None
     assert world.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_group_that_fails_is_left_out_and_the_others_wait_for_it(world: World) -> None:
     task = grouped(world, tolerated=0, rule="trimmed-mean")
     devices = world.add_devices(9)
@@ -114,7 +114,7 @@ def test_a_group_that_fails_is_left_out_and_the_others_wait_for_it(world: World)
         assert all(row.ended is not None for row in session.query(Round))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_with_fewer_groups_than_its_rule_needs_fails_once_and_is_repeated(world: World) -> None:
     task = grouped(world)
     devices = world.add_devices(9)
@@ -135,7 +135,7 @@ def test_a_round_with_fewer_groups_than_its_rule_needs_fails_once_and_is_repeate
     same(parameters(world, task), medians(updates, groups))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_spoiled_group_is_left_out(world: World) -> None:
     """Nobody knows which device of the group it was, and no search begins; the others' sums count."""
     task = grouped(world, rule="mean", tolerated=0)
@@ -175,6 +175,7 @@ def test_devices_are_dealt_out_by_chance_into_groups_of_one_size() -> None:
     assert len(ways) > 45  # of 11,550 of these sizes
 
 
+@pytest.mark.sampled(every=3)
 def test_a_cancelled_task_ends_all_groups(world: World) -> None:
     task = grouped(world)
     devices = world.add_devices(9)

@@ -41,6 +41,7 @@ def new_parameters(world: World, task: dict[str, Any]) -> dict[str, np.ndarray]:
     return read_weights(data)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("vanish_before", "survivors"),
     [
@@ -82,6 +83,7 @@ def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
     assert info["weights_out"] == after["model"] != info["weights_in"]
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_build_on_each_other(world: World) -> None:
     task = world.create_task(rounds=3)
     devices = world.add_devices(5)
@@ -103,6 +105,7 @@ def test_rounds_build_on_each_other(world: World) -> None:
     assert len(world.rounds(task["task_id"])) == 3
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_unmasked_is_stored(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
@@ -122,6 +125,7 @@ def test_nothing_unmasked_is_stored(world: World) -> None:
             assert device.vector.tobytes() not in data
 
 
+@pytest.mark.sampled(every=3)
 def test_spool_and_messages_are_gone_after_the_round(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
@@ -137,6 +141,7 @@ def test_spool_and_messages_are_gone_after_the_round(world: World) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM check_ins WHERE round_id IS NOT NULL").scalar() == 0
 
 
+@pytest.mark.sampled(every=3)
 def test_the_masking_phase_ends_at_its_goal(world: World) -> None:
     task = world.create_task(goal=4)
     devices = world.add_devices(5)
@@ -157,6 +162,7 @@ def test_the_masking_phase_ends_at_its_goal(world: World) -> None:
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_reveals_wrong_shares_is_left_out(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -181,6 +187,7 @@ def test_a_device_that_reveals_wrong_shares_is_left_out(world: World) -> None:
     np.testing.assert_array_equal(new_parameters(world, task)["w"], expected_parameters(updates)[0])
 
 
+@pytest.mark.sampled(every=3)
 def test_an_update_that_is_damaged_on_disk_fails_the_round_closed(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)

@@ -32,7 +32,7 @@ def headers_of(data: bytes) -> dict[str, str]:
     return {"Digest-SHA256": hashlib.sha256(data).hexdigest()}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_put_together_once_all_are_there(world: World, fleet: list[Device]) -> None:
     device = fleet[0]
     path, good = f"{device.round}/update", secrets.token_bytes(9 * device.plan.modulus_bits // 8)

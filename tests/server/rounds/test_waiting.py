@@ -16,7 +16,7 @@ from tests.support.devices import ANSWERED
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_says_who_is_missing(world: World) -> None:
     task = world.create_task(cohort=4, min_cohort=3)["task_id"]
     devices = world.add_devices(4)
@@ -54,7 +54,7 @@ def test_a_round_says_who_is_missing(world: World) -> None:
     assert world.task(task)["last_failure"] == ""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_task_that_fails_says_what_devices_said(world: World) -> None:
     task = world.create_task(cohort=3, min_cohort=3, deadlines={"assigning": 5})["task_id"]
     devices = world.add_devices(3)

@@ -34,7 +34,7 @@ def move_to(world: World, folder: Path, **settings: Any) -> None:
     world.coordinator.recover()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_secure_round_goes_on_from_its_backup(world: World, tmp_path: Path) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -59,7 +59,7 @@ def test_a_secure_round_goes_on_from_its_backup(world: World, tmp_path: Path) ->
     np.testing.assert_array_equal(found["b"], b)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
     same(parameters(world, task), mean(updates))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
     assert [path.name for path in tmp_path.iterdir()] == ["backup"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_relative_target_is_below_the_working_directory(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_restored_folder_has_the_public_key(world: World, tmp_path: Path) -> N
     assert load_public_key(tmp_path / "new" / "server.key.pub") == expected
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_damaged_backup_is_not_put_back(world: World, tmp_path: Path) -> None:
     world.create_task()
     world.settle()

@@ -209,7 +209,7 @@ print(len(source.fetched))
 """
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_threads_of_several_processes_in_a_cache_that_is_too_small(tmp_path: Path) -> None:
     """Everything is thrown out and fetched again all the time, and nobody ever sees anything but the right bytes."""
     new_cache(tmp_path, 3 * SIZE)

@@ -25,6 +25,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_blob_is_named_by_its_digest(place: Place) -> None:
     place.blobs.check()
     assert place.blobs.put(b"hello") == HELLO
@@ -83,7 +84,7 @@ def test_an_interrupted_upload_leaves_nothing(place: Place) -> None:
         *(pytest.param(size, marks=pytest.mark.slow) for size in (16 << 20, 24 << 20, (24 << 20) + 5)),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_sizes(place: Place, size: int) -> None:
     data = random.Random(size).randbytes(size)
     digest = place.blobs.keep(place.blobs.receive(data[at : at + 700_001] for at in range(0, size, 700_001)))
@@ -96,7 +97,7 @@ def test_sizes(place: Place, size: int) -> None:
 
 
 @pytest.mark.parametrize("harm", ["shorter", "longer", "other", "empty", "gone"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_is_damaged_is_found(place: Place, harm: str) -> None:
     data = random.Random(harm).randbytes(100_000)
     place.spool.open_round("r")
@@ -163,6 +164,7 @@ def test_checkpoints_of_the_sum_and_dropping_what_is_folded(place: Place) -> Non
     assert set(place.files()) == {f"updates/other/d0.{sha256(b'x')}"}
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_that_are_over(place: Place) -> None:
     spool = place.spool
     for name in ("r1", "r2", "r3", "r22"):
@@ -208,7 +210,7 @@ def test_leftovers_are_swept_when_they_are_old(place: Place) -> None:
     assert place.blobs.keep(new) == sha256(b"new")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_many_at_once(place: Place) -> None:
     """Uploads, reads and deletions of many threads, as in a web process."""
     place.spool.open_round("r")

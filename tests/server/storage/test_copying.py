@@ -36,7 +36,7 @@ def source(data_folder: DataFolder) -> InFolder:
     return place
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_there_and_back(source: InFolder, bucket: TestBucket, tmp_path: Path) -> None:
     before = source.files()
     source.write("sha256/notes.txt", b"somebody's")
@@ -76,7 +76,7 @@ def test_a_relative_target_is_below_the_working_directory(
     assert not (Path(folder) / "blobs2").exists()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_damaged_sources_and_running_servers_are_refused(source: InFolder, bucket: TestBucket) -> None:
     digest = hashlib.sha256(b"hello").hexdigest()
     source.write(f"sha256/2c/{digest}", b"hellO")
@@ -94,7 +94,7 @@ def test_damaged_sources_and_running_servers_are_refused(source: InFolder, bucke
         copy_files(source.settings, "gs://elsewhere")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_goes_on_in_the_copy(world: WorldOnBucket, bucket: TestBucket, tmp_path: Path) -> None:
     """Stopped in the middle of a round, moved from the bucket to a folder, started again."""
     task = world.create_task()

@@ -154,7 +154,7 @@ class Course:
     ],
     indirect=["place"],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_killed_at_every_step(place: Place, tmp_path: Path, kind: str, every: int) -> None:
     """Or at one of `every` so many, others for each commit."""
     course = Course(place, kind, tmp_path / "acknowledged")

@@ -30,7 +30,7 @@ def lines(path: Path) -> list[bytes]:
     return [line for each in (*numbered, path) if each.exists() for line in each.read_bytes().splitlines(keepends=True)]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_line_is_lost_between_processes(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in range(4)]

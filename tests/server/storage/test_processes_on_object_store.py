@@ -37,7 +37,7 @@ def on_bucket(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> TestBucket
     return bucket
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
     server: Server,  # noqa: F811
     operator: OperatorClient,  # noqa: F811
@@ -74,7 +74,7 @@ def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
         assert not path.is_file() or secret not in path.read_bytes()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_store_that_cannot_be_used_is_said_in_one_line(
     server: Server,  # noqa: F811
     on_bucket: TestBucket,

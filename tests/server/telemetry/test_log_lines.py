@@ -52,7 +52,7 @@ def test_a_message_is_one_line_whatever_is_in_it(written: tuple[str, io.StringIO
         assert second.endswith("archipel.test: about nothing")
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_requests_and_rounds_are_named(
     world: World, written: tuple[str, io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:

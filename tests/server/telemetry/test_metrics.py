@@ -69,7 +69,7 @@ def test_requests_are_counted_by_route_method_and_status(world: World, measured:
     assert value(found, "archipel_database_statement_seconds_count") > 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_is_measured(world: World, measured: CollectorRegistry) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=3, rounds=2, deadlines={"updating": 50})
     devices = world.add_devices(3)
@@ -186,7 +186,7 @@ def test_many_populations_are_added_up(world: World, monkeypatch: pytest.MonkeyP
     assert figures._at_most(counts) == {("b", "away"): 3, ("c", "away"): 2, (figures.OTHERS, "away"): 2}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_account_of_privacy_is_shown(world: World, tmp_path: Path) -> None:
     equal_weights(world, tmp_path)
     task = world.create_task(cohort=3, rounds=5, differential_privacy=central(1.0, epsilon=50.0))
@@ -231,7 +231,7 @@ def server(data_folder: DataFolder) -> Iterator[Server]:
         made.stop(signal.SIGKILL)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_address_shows_all_processes_and_a_killed_one_loses_nothing(
     server: Server, data_folder: DataFolder
 ) -> None:

@@ -95,7 +95,7 @@ def test_a_round_is_one_trace_and_two_rounds_have_nothing_in_common(
     assert not any(b"ward-7" in body for body in (*servers.bodies, *owners.bodies))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_server_sends_its_part(world: World) -> None:
     with receiving() as spans:
         settings = msgspec.structs.replace(world.settings, otlp_address=spans.address)
@@ -127,7 +127,7 @@ def test_the_server_sends_its_part(world: World) -> None:
     assert not any(device.id.encode() in body for device in devices for body in spans.bodies)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_span_is_lost_where_nobody_receives_it_and_nothing_waits(caplog: pytest.LogCaptureFixture) -> None:
     tracer = tracing.Tracer("http://127.0.0.1:9", "archipel-server")
     began = time.monotonic()

@@ -114,7 +114,7 @@ def test_hours_repeat_every_period() -> None:
     assert over_midnight.departure(0, 95) == 105
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_run_has_the_same_model_with_a_clock_and_without(make: Make) -> None:
     bundle = bundle_of(make, "fedavg")
     given: dict[str, Any] = {"rounds": 4, "cohort": 3, "client_axis": "off", "seed": 3}
@@ -137,7 +137,7 @@ def test_a_run_has_the_same_model_with_a_clock_and_without(make: Make) -> None:
         ({"mode": Pacing(goal=5), "system": System()}, "goal: 5 is not from 3 to 4"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_settings_that_do_not_fit_are_named(make: Make, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(SimulationError, match=message):
         archipel.simulate(bundle_of(make, "fedavg"), fields(), rounds=1, **wrong)

@@ -35,7 +35,7 @@ def mean_size(messages: Iterable[Packed]) -> float:
         (16, Sizes(8, 5, 3), "semi-honest", 2, Hybrid),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_every_phase_has_the_size_of_real_messages(
     count: int, sizes: Sizes, server: Server, gone: int, agreement: type[KeyAgreement]
 ) -> None:

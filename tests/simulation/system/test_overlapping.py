@@ -138,7 +138,7 @@ def test_strategies_that_need_one_version_are_refused(make: Make) -> None:
 
 @pytest.mark.parametrize("privacy", ["plain", "secure"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedrep"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_run_that_was_stopped_goes_on_as_it_would_have(
     make: Make, strategy: str, privacy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_run_that_was_stopped_goes_on_as_it_would_have(
     assert parts.clients == whole.clients
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_heavy_tails_cost_synchronous_rounds_most(bundle: Bundle) -> None:
     """The virtual seconds for the same number of updates in the sums, with devices of a heavy tail."""
 

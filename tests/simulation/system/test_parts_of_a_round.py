@@ -130,7 +130,7 @@ def plain(*seconds_per_step: float) -> System:
         (7.0, Pacing(goal=2, deadlines={"updating": 25.0}), 25.0, 0, "the root's update was late in phase updating"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_round_ends_with_the_update_of_the_root(
     make: Make, root_seconds: float, pacing: Pacing, time: float, devices: int, failed: str
 ) -> None:
@@ -185,7 +185,7 @@ def distilling(make: Make, *, epochs: int) -> Bundle:
         ((1.0, 0.25), 36.0),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_device_makes_the_steps_of_its_own_model(make: Make, factors: tuple[float, ...], time: float) -> None:
     given = System(devices=plain(1, 2, 3, 4).devices, model_steps=factors)
     models = [distilling(make, epochs=2), distilling(make, epochs=3)]

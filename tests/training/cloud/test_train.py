@@ -44,7 +44,7 @@ def losses_of(result: TrainResult) -> list[float]:
     return [epoch.train_loss for epoch in result.history]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_reaches_the_optimum_that_plain_gradient_descent_finds() -> None:
     """Multinomial logistic regression is convex: both must come to the same loss."""
     rng = np.random.default_rng(0)

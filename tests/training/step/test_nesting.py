@@ -74,7 +74,7 @@ def test_signature_of_several_steps(model: Model) -> None:
     assert role_of(signature.outputs[-1]) == "metric"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_minibatch_has_noise_of_its_own(model: Model, batches: Batches) -> None:
     private = training.per_example(0.1, noise=100.0)
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), steps=2, per_example=private)

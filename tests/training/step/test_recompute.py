@@ -48,7 +48,7 @@ def alive(step: Model) -> int:
     return peak_bytes(execution_order(step.ir.graph), Sizes(step.ir, BATCH).nbytes, step.ir.graph.outputs)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_same_steps_with_dropout_and_statistics_of_the_batch(steps: tuple[Model, Model]) -> None:
     rng = np.random.default_rng(0)
     batches = [(rng.standard_normal((8, 1, 12, 12), np.float32), rng.integers(0, 4, 8)) for _ in range(3)]
@@ -61,7 +61,7 @@ def test_the_same_steps_with_dropout_and_statistics_of_the_batch(steps: tuple[Mo
         np.testing.assert_allclose(small[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_less_is_alive(steps: tuple[Model, Model]) -> None:
     assert alive(steps[1]) < 0.6 * alive(steps[0])
 
@@ -114,7 +114,7 @@ print(high() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_process_takes_less(steps: tuple[Model, Model], tmp_path: Path) -> None:
     peaks = []
     for step in steps:

@@ -153,7 +153,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("case", BATCHES)
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_wrong_batches(case: str, steps: int) -> None:
     batch, message = BATCHES[case]
     with pytest.raises(TrainingError, match=message):

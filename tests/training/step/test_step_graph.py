@@ -82,7 +82,7 @@ def session(program: Model) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_twenty_steps_follow_pytorch(module: nn.Module, model: Model, batches: Batches, momentum: float) -> None:
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(momentum=momentum))
     check_model(step.ir)

@@ -78,7 +78,7 @@ class Tied(nn.Module):
         return torch.tanh(self.dense(self.embedding(tokens))) @ self.embedding.weight.T
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tied_weights() -> None:
     rng = np.random.default_rng(0)
     batches = [(rng.integers(0, 7, (4, 6)), rng.integers(0, 7, (4, 6))) for _ in range(4)]
@@ -100,7 +100,7 @@ class Repeated(nn.Module):
         return self.norm(self.dense(torch.relu(self.norm(self.dense(x)))))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_layer_used_twice() -> None:
     follow(Repeated(), rows(6, 5, 5), *sgd(weight_decay=0.1, momentum=0.9))
 
@@ -118,7 +118,7 @@ class Heads(nn.Module):
         return self.first(hidden), self.second(hidden)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_has_no_influence_stays() -> None:
     """As in PyTorch, where it has no gradient: weight decay would move it."""
     follow(Heads(), rows(6, 5, 3), *sgd(weight_decay=0.3, momentum=0.9))
@@ -133,7 +133,7 @@ def test_what_has_no_influence_stays() -> None:
     [{"steps": 2}, {"accumulate": 2}, {"per_example": training.per_example(1.0, 1.0)}, {"precision": "mixed"}],
     ids=str,
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_has_no_influence_stays_in_every_kind_of_step(options: dict[str, Any]) -> None:
     model = Model.from_torch(Heads(), torch.zeros(2, 5))
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(weight_decay=0.3, momentum=0.9), **options)
@@ -185,7 +185,7 @@ class Named(nn.Module):
         return x
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_names_with_odd_characters() -> None:
     follow(Named(), rows(6, 5, 5), optimizers.adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01))
     model = Model.from_torch(Named(), torch.zeros(2, 5))
@@ -202,7 +202,7 @@ DOUBLES: dict[str, tuple[losses.Loss, Callable[..., torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", DOUBLES)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_models_in_double_precision(name: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.Tanh()).double()
@@ -214,7 +214,7 @@ def test_models_in_double_precision(name: str) -> None:
            ours, theirs, 1e-9)  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_batches_of_one() -> None:
     torch.manual_seed(0)
     follow(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), rows(1, 5, 3), *sgd(momentum=0.9))
@@ -230,7 +230,7 @@ def test_batches_of_one() -> None:
     [((nn.Linear(5, 4), nn.BatchNorm1d(4)), (5,)), ((nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), (1, 3, 3))],
     ids=["dense", "one pixel"],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_one_example_has_no_statistics(layers: tuple[nn.Module, ...], shape: tuple[int, ...], steps: int) -> None:
     """PyTorch refuses it in training; on a device it is what is left at the end of an epoch.
 

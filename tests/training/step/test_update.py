@@ -45,7 +45,7 @@ def batches() -> Batches:
     ],
     ids=["sgd", "adam"],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_accumulation_is_pytorchs_idiom(
     module: nn.Module, model: Model, batches: Batches, ours: optimizers.Optimizer, theirs: Callable
 ) -> None:

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[4]
         (None, "cannot be read (No such file or directory)"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_file_that_is_no_token(
     archipel: Command, device_of: Callable[[int], Device], content: bytes | None, said: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_examples_that_cannot_be_read(
     assert said in archipel("device", "run", str(enrolled.config), "--once", code=78)[1]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_examples_that_are_gone_later(archipel: Command, federation: Federation, enrolled: Device) -> None:
     """The round is refused with the reason; the agent goes on."""
     enrolled.start()
@@ -123,7 +123,7 @@ def test_examples_that_are_gone_later(archipel: Command, federation: Federation,
     assert enrolled.stop() == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_revoked_device(archipel: Command, federation: Federation, enrolled: Device) -> None:
     enrolled.start()
     device_id = enrolled.until("waiting")["device"]
@@ -133,6 +133,7 @@ def test_a_revoked_device(archipel: Command, federation: Federation, enrolled: D
     assert "revoked" in enrolled.error
 
 
+@pytest.mark.sampled(every=3)
 def test_the_server_is_away(archipel: Command, federation: Federation, enrolled: Device) -> None:
     federation.server.stop()
     _, err = archipel("device", "run", str(enrolled.config), "--once", code=1)
@@ -154,14 +155,14 @@ def test_places_that_are_no_device(archipel: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2", "2x", "h", "-1h", "0s", "infd", "nanh", "1e9d", "2 h x"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_times_that_are_none(archipel: Command, enrolled: Device, text: str) -> None:
     _, err = archipel("device", "pause", str(enrolled.folder), "--for", text, code=1)
     assert "expected a time such as 90s, 45m, 2h or 3d" in err
     assert not (enrolled.folder / "paused").exists()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_tells_its_supervisor(archipel: Command, enrolled: Device, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(str(tmp_path / "notify"))

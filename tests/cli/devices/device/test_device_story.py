@@ -25,7 +25,7 @@ def status(archipel: Command, device: Device) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("isolated", [pytest.param("false", marks=pytest.mark.slow), "true"])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_from_enrolment_to_erasing(
     archipel: Command,
     federation: Federation,
@@ -92,7 +92,7 @@ def test_from_enrolment_to_erasing(
     assert status(archipel, device)["device_id"] == ""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_once_takes_part_in_a_round(archipel: Command, federation: Federation, enrolled: Device) -> None:
     task = federation.task(min_cohort=3, cohort=3, threshold=3)
     outcomes: list[str] = []
@@ -109,7 +109,7 @@ def test_once_takes_part_in_a_round(archipel: Command, federation: Federation, e
     assert set(outcomes) <= {"waiting", "took_part"}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_stopped_in_the_middle_of_a_round(archipel: Command, federation: Federation, enrolled: Device) -> None:
     """It leaves, says so, and ends with code 0: the others would have to wait for it otherwise."""
     federation.task(min_cohort=3, cohort=3, threshold=3, deadlines={"assigning": 30.0, "advertising": 30.0})
@@ -133,7 +133,7 @@ def test_stopped_in_the_middle_of_a_round(archipel: Command, federation: Federat
     assert "stopped" in entry["reason"]
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled: Device) -> None:
     enrolled.settings("[examples]\nstore = true\n", isolated="false")
     out, _ = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))
@@ -158,7 +158,7 @@ def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled
     assert "data.npz: 2 examples have numbers that are not finite" in error
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_key_is_replaced(archipel: Command, enrolled: Device) -> None:
     device_id = status(archipel, enrolled)["device_id"]
     assert archipel("device", "rotate", str(enrolled.config))[0] == f"device {device_id}: has a new key\n"

@@ -155,7 +155,7 @@ def test_columns_that_there_are_not_and_an_answer_that_is_too_large(
         LocalExamples(load_device_settings(tmp_path / "device.toml", environment={})).check()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_from_a_database_is_that_of_the_arrays(federation: Federation, tmp_path: Path) -> None:  # noqa: F811
     """The URL, which has a password at many a site, comes from the environment."""
     data = local_data(0)

@@ -94,7 +94,7 @@ def carry_out(federation: Federation, maker: Callable[..., Path], server: str, e
         pytest.param("semi-honest", "unmasked", "neighbours", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_round_with_an_agent_that_is_killed_in_between(
     federation: Federation, bundle_maker: Callable[..., Path], server: str, event: str, protocol: str
 ) -> None:

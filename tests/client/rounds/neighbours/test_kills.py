@@ -29,7 +29,7 @@ def test_the_points_are_fewer_than_counted_for(tmp_path: Path, server: str) -> N
 @pytest.mark.parametrize(
     "event", [pytest.param(name, marks=pytest.mark.slow) for name in EVENTS[1::2]] + [*EVENTS[::2]]
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_killed_at_an_event(tmp_path: Path, event: str) -> None:
     with opened(tmp_path) as world:
         world.killed_at(event)

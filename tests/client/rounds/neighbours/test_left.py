@@ -61,7 +61,7 @@ def left_cleanly(world: NeighbourWorld, *, told: int) -> None:
     world.check_committed()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("harm", [lost, damaged, empty])
 @pytest.mark.parametrize("kind", [".secrets", ".plan", ".vector"])
 def test_before_it_masked_it_says_that_it_leaves(world: NeighbourWorld, kind: str, harm: Harm) -> None:
@@ -71,7 +71,7 @@ def test_before_it_masked_it_says_that_it_leaves(world: NeighbourWorld, kind: st
 
 
 @pytest.mark.parametrize("harm", [lost, damaged])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_the_masked_bytes_nothing_is_sent_any_more(world: NeighbourWorld, harm: Harm) -> None:
     world.killed_at("masked")
     harm(file(world, ".masked"), vault(world))
@@ -204,7 +204,7 @@ def test_a_round_of_an_asynchronous_task_is_left_after_a_restart(world: Neighbou
 
 
 @pytest.mark.parametrize("status", [410, pytest.param(404, marks=pytest.mark.slow), 422])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_refused_after_a_restart_it_leaves(world: NeighbourWorld, status: int) -> None:
     world.killed_at("shared")
     world.answers("dealt", before(status))

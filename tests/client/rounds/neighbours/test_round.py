@@ -18,7 +18,7 @@ KINDS: dict[str, type[Packed]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_agents_update_is_in_the_sum(world: NeighbourWorld) -> None:
     outcome = world.round()
     assert outcome.kind == "took_part"
@@ -31,7 +31,7 @@ def test_the_agents_update_is_in_the_sum(world: NeighbourWorld) -> None:
 
 
 @pytest.mark.parametrize("step", ["invitation", "neighbours", "dealings", "partners", "question"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_what_is_no_message_is_no_answer(tmp_path: Path, step: str) -> None:
     """Garbage, another message, JSON and more bytes than the plan allows: the agent asks once more."""
     with opened(tmp_path) as world:

@@ -127,7 +127,7 @@ def cases(*quick: tuple[str, str]) -> pytest.MarkDecorator:
 
 
 @cases(("down", "trained"), ("answers lost", "masked"))
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_cable_that_is_mended_within_the_phase(
     federation: Federation, network: Network, way: str, event: str
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_cable_that_is_mended_within_the_phase(
 
 
 @cases(("answers lost", "confirmed"))
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_cable_that_is_mended_when_the_round_is_over(
     federation: Federation, network: Network, way: str, event: str
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_cable_that_is_mended_when_the_round_is_over(
 
 
 @pytest.mark.parametrize("what", ["netem delay 60ms 20ms loss 8%", "tbf rate 256kbit burst 4kb latency 400ms"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_bad_line(federation: Federation, network: Network, what: str) -> None:
     try:
         network.cable.spoil(*what.split())
@@ -187,7 +187,7 @@ def test_a_bad_line(federation: Federation, network: Network, what: str) -> None
         devices.clean_round()
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_server_is_away_for_everybody(federation: Federation, network: Network) -> None:
     """Both cables are cut in the middle of a round, which fails; afterwards all of them take part again."""
     devices = Devices(federation, network, patience=0.5)

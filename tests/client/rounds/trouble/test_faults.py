@@ -56,7 +56,7 @@ def check_sum(federation: Federation, task: TaskInfo, agents: list[Agent]) -> No
         for number in range(len(MENDED))
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_every_step_survives_every_passing_fault(federation: Federation, proxy: Proxy, shift: int) -> None:
     """Each step meets one fault; over all shifts each step meets each fault."""
     faults = list(MENDED.values())
@@ -97,7 +97,7 @@ def test_a_refusal_makes_the_device_leave(federation: Federation, proxy: Proxy, 
 
 
 @pytest.mark.parametrize(("step", "result"), [("PUT shares", "dropped"), ("PUT confirmation", "took_part")])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     federation: Federation, proxy: Proxy, step: str, result: str
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     assert late.rounds[0].result == result
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_too_early_is_waited_out(federation: Federation, proxy: Proxy) -> None:
     """The proxy claims that the phase has come before it has; the server says 409, and the device asks again."""
     early = {"left": 2}
@@ -144,7 +144,7 @@ def test_too_early_is_waited_out(federation: Federation, proxy: Proxy) -> None:
     check_sum(federation, task, agents)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Federation, proxy: Proxy) -> None:
     proxy.fault = lambda m, p: status(409) if m == "PUT" and p.endswith("/shares") else None
     agents = [federation.agent(0, server=proxy.url), *(federation.agent(number) for number in (1, 2))]
@@ -153,7 +153,7 @@ def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Federa
     assert "HTTP 409" in agents[0].rounds[0].reason
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_that_stays_away_is_left(federation: Federation, proxy: Proxy) -> None:
     """After `patience` the device gives the round up, and the agent goes on polling."""
     dead = threading.Event()
@@ -174,7 +174,7 @@ def test_a_server_that_stays_away_is_left(federation: Federation, proxy: Proxy) 
     assert agents[0].run_once().kind == "waiting"
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_random_faults_never_spoil_a_sum(federation: Federation, proxy: Proxy) -> None:
     rng = random.Random(7)
     faults = [fault for name, fault in MENDED.items() if name != "slow"]

@@ -44,7 +44,7 @@ def one_round(federation: Federation, proxy: Proxy) -> tuple[list[bytes], list[s
     return taken, [f"{method} {path.partition('/update')[2]}" for method, path, _ in proxy.came if "/update" in path]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_link_that_breaks_again_and_again(federation: Federation, proxy: Proxy) -> None:
     """Every second part meets a fault, also of an answer that is lost; no part that the server has is sent again."""
     faults = [lost_request, lost_answer, status(503), status(502)]
@@ -67,7 +67,7 @@ def test_a_link_that_breaks_again_and_again(federation: Federation, proxy: Proxy
     assert set(map(len, taken[:-1])) == {PART}
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_after_a_restart_only_what_is_missing_goes_up(
     federation: Federation, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +91,7 @@ def test_after_a_restart_only_what_is_missing_goes_up(
     assert sent["3"] == 3  # two attempts of the first call, one of the next
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_server_that_takes_no_parts_gets_the_whole(federation: Federation, proxy: Proxy) -> None:
     proxy.fault = lambda method, path: status(404) if path.endswith("/update/parts") else None
     taken, asked = one_round(federation, proxy)

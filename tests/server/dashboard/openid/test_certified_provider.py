@@ -55,7 +55,7 @@ def log_in(page: Page, url: str, name: str) -> None:
     page.get_by_role("button", name="Continue").click()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_who_has_a_group_gets_in_and_who_has_none_does_not(
     chromium: Browser, data_folder: DataFolder, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from tests.support.visitors import HERE, Visitor
 from tests.support.world import World
 
 
+@pytest.mark.sampled(every=3)
 def test_somebody_is_who_the_provider_says(world: World, provider: LyingProvider) -> None:
     visitor = Visitor(world)
     assert "Log in with 127.0.0.1" in visitor.words("/dashboard/login?next=/dashboard/tasks")
@@ -51,7 +52,7 @@ def test_somebody_is_who_the_provider_says(world: World, provider: LyingProvider
         (["ML"], None),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_roles_follow_from_the_claim(world: World, provider: LyingProvider, groups: Any, role: str | None) -> None:
     provider.claims = {"groups": groups}
     visitor = Visitor(world)
@@ -61,7 +62,7 @@ def test_roles_follow_from_the_claim(world: World, provider: LyingProvider, grou
 
 
 @pytest.mark.parametrize("named", [["pupils"], [], None, "pupils"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_populations_follow_from_a_claim(world: World, provider: LyingProvider, tmp_path: Path, named: Any) -> None:
     settings = load_settings(
         world.settings.folder, environment={}, smallest_answer=1,
@@ -90,6 +91,7 @@ def test_a_session_of_the_provider_ends_by_its_times(world: World, provider: Lyi
     assert role_of(visitor) is None
 
 
+@pytest.mark.sampled(every=3)
 def test_a_session_ends_with_the_settings_that_it_came_from(
     world: World, provider: LyingProvider, tmp_path: Path
 ) -> None:
@@ -118,7 +120,7 @@ def test_a_session_ends_with_the_settings_that_it_came_from(
         ({"isuer": "x"}, "did you mean"),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_mistakes_in_the_settings(world: World, changes: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {
         "issuer": "https://login.example", "client_id": "archipel", "address": "https://a.example",

@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_database_that_is_away_is_said_in_one_line(
     world: World, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

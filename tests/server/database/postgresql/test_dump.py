@@ -21,7 +21,7 @@ def run(program: str, *arguments: str) -> None:
     subprocess.run([path, *arguments], check=True, capture_output=True, timeout=60)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_dump_and_the_files_go_on_elsewhere(world: World, cluster: Cluster, tmp_path: Path) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)

@@ -41,7 +41,7 @@ def take_back(world: World, url: str) -> set[str]:
     return {table.name for table in first.sorted_tables} - NEW
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_under_way_is_finished_after_the_upgrade(world: World, cluster: Cluster) -> None:
     task = world.create_task(rounds=2, cohort=4)
     devices = world.add_devices(4)
@@ -67,6 +67,6 @@ def test_a_round_under_way_is_finished_after_the_upgrade(world: World, cluster: 
         administer(cluster, "DROP DATABASE first WITH (FORCE)")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_settings_of_tasks_are_in_their_requests(world: World, database_url: str) -> None:
     there_and_back(world, database_url)

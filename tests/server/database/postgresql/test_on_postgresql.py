@@ -15,4 +15,4 @@ from tests.server.rounds.test_leaving import *  # noqa: F403
 from tests.server.rounds.test_rounds import *  # noqa: F403
 from tests.server.rounds.test_secure_round import *  # noqa: F403
 
-pytestmark = pytest.mark.sampled(every=3)
+pytestmark = pytest.mark.sampled(every=6)

@@ -32,7 +32,7 @@ def test_the_audit_log_is_append_only_here_too(world: World) -> None:
             session.execute(text(statement))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_entries_at_the_same_time_follow_each_other(world: World) -> None:
     bundle = world.publish()
     threads = [threading.Thread(target=world.create_task, kwargs={"bundle": bundle}) for _ in range(8)]

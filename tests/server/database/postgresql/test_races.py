@@ -21,7 +21,7 @@ from tests.support.devices import Device
 from tests.support.world import World
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: World) -> None:
     tasks = [world.create_task(name=f"t{number}", min_cohort=3, cohort=3) for number in range(5)]
     devices = world.add_devices(24)

@@ -42,7 +42,7 @@ def weights(world: World, task_id: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("moment", ["at its start", "half way", "at its end"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: World, moment: str) -> None:
     task = world.create_task()
     devices = world.add_devices(4)
@@ -63,6 +63,7 @@ def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: World
     np.testing.assert_array_equal(weights(world, task["task_id"]), expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_aggregating_twice_gives_one_version(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -86,7 +87,7 @@ def test_aggregating_twice_gives_one_version(world: World) -> None:
     assert world.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_spooled_file_without_acknowledgement_does_not_count(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -136,6 +137,7 @@ def test_what_a_waiting_device_tells_is_kept_and_bounded(world: World) -> None:
     assert status == 413, answer
 
 
+@pytest.mark.sampled(every=3)
 def test_polling_writes_a_few_times_per_window_only(world: World) -> None:
     (device,) = world.add_devices(1)
     seen = set()
@@ -147,7 +149,7 @@ def test_polling_writes_a_few_times_per_window_only(world: World) -> None:
     assert len(seen) == 3  # at 0, 4 and 8 s: 2.5 times in the window of 10 s
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_only_the_cohort_is_assigned_and_chosen_at_random(world: World) -> None:
     world.create_task(cohort=3, rounds=100)
     devices = world.add_devices(12)
@@ -179,6 +181,7 @@ def test_a_device_is_in_one_live_round_at_a_time(world: World) -> None:
     assert len([info for info in rounds if info["participants"]]) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
@@ -200,7 +203,7 @@ def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: World) -> N
     assert devices[1].check_in() is not None
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_task_fails_after_too_many_failed_rounds(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -219,7 +222,7 @@ def test_a_task_fails_after_too_many_failed_rounds(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_cancelling_fails_the_live_round(world: World, phase: str) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -234,7 +237,7 @@ def test_cancelling_fails_the_live_round(world: World, phase: str) -> None:
     assert world.task(task["task_id"])["failed_rounds"] == 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_only_one_coordinator_per_data_folder(coordinator_process: CoordinatorProcess, world: World) -> None:
     coordinator_process.start()
     with pytest.raises(ServerError, match="another server is running on this data folder"):
@@ -281,7 +284,7 @@ def coordinator_process(world: World) -> Iterator[CoordinatorProcess]:
         made.stop(signal.SIGKILL)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_coordinator_killed_in_every_phase_of_one_round(
     coordinator_process: CoordinatorProcess, world: World
 ) -> None:

@@ -123,7 +123,7 @@ def test_who_was_replaced_in_the_middle_of_aggregating_commits_nothing(
 
 
 @pytest.mark.parametrize("what", ["open a round", "advance", "fail"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_transition_without_the_lease(world: World, rivals: list[Coordinator], what: str) -> None:
     first, second = rivals
     assert first._lease.take()
@@ -152,7 +152,7 @@ def test_no_transition_without_the_lease(world: World, rivals: list[Coordinator]
 
 
 @pytest.mark.parametrize("when", ["before it lists", "after it lists", "after it asks"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
     world: World, rivals: list[Coordinator], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -200,7 +200,7 @@ def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

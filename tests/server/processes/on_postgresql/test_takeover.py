@@ -53,7 +53,7 @@ def wait_for(phase: str, device: Device, seconds: float) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_other_takes_over_within_fifteen_seconds(world: World, tmp_path: Path) -> None:
     world.clock.now = time.time()  # the processes have the true clock
     task = world.create_task(cohort=3)

@@ -112,7 +112,7 @@ def reference(
     [("secure", SHORT), pytest.param("secure", LONG, marks=pytest.mark.slow),
      pytest.param("plain", LONG, marks=pytest.mark.slow)],
 )  # fmt: skip
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_whatever_dies_every_round_is_the_sum_it_names(
     tmp_path: Path, cluster: Cluster, database_url: str, privacy: str, seconds: float
 ) -> None:

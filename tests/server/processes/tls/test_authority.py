@@ -66,7 +66,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
         certify(tmp_path / "a")
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_certificates_are_hard_to_set_up(
     archipel: Command,  # noqa: F811
     tmp_path: Path,

@@ -68,7 +68,7 @@ def agent(tmp_path: Path, data_folder: DataFolder, url: str, **tls: Any) -> Agen
     return made
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key))
@@ -104,7 +104,7 @@ def no_answer(url: str, data_folder: DataFolder, authority: Authority | None) ->
     return str(refusal.value)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tls_to_a_server_without_it(server: Server, data_folder: DataFolder) -> None:
     url = server.start().replace("http", "https")
     assert "without TLS starts with http://" in no_answer(url, data_folder, None)
@@ -126,7 +126,7 @@ def too_old(url: str) -> str:
         return str(error.reason)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_check_in_with_certificates_at_both_ends(
     server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -156,7 +156,7 @@ def server_log(server: Server) -> list[str]:
     return (server.folder / "server.log").read_text().splitlines()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_commands_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key), tls_client_ca=str(authority.file))
@@ -171,7 +171,7 @@ def test_commands_over_tls(server: Server, authority: Authority, data_folder: Da
     assert (done.returncode, done.stderr) == (1, f"archipel: {my_key}: no certificate in PEM\n")
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_renewed_certificate_is_used_without_a_restart(
     server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -200,7 +200,7 @@ def shown(url: str, authority: Authority) -> bytes:
         return found
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_files_that_cannot_be_used_are_named_before_anything_starts(
     authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -275,7 +275,7 @@ def test_settings_that_contradict_each_other(data_folder: DataFolder) -> None:
 
 
 @pytest.mark.parametrize("secured", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_clients_that_fall_silent_do_not_keep_the_threads(
     server: Server, authority: Authority, data_folder: DataFolder, secured: bool
 ) -> None:

@@ -34,7 +34,7 @@ def to(world: World, devices: list[NeighbourDevice], phase: str) -> None:
     world.run_to(phase, devices)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_round_knows_one_protocol_only(begun: Any, tmp_path: Path) -> None:
     world, _, devices = begun
     device = devices[0]
@@ -49,7 +49,7 @@ def test_a_round_knows_one_protocol_only(begun: Any, tmp_path: Path) -> None:
         assert plain[0].call("GET", f"{plain[0].round}/{path}")[0] == 404, path
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_members_that_are_not_the_device(begun: Any) -> None:
     _, _, devices = begun
     device, other = devices[:2]
@@ -97,6 +97,7 @@ def test_what_nobody_can_have_drawn_or_dealt(begun: Any) -> None:
     assert device.try_fetch("GET", "inbox")[0] == 409
 
 
+@pytest.mark.sampled(every=3)
 def test_what_devices_cannot_say_of_their_envelopes(begun: Any) -> None:
     world, _, devices = begun
     to(world, devices, "complaining")
@@ -108,7 +109,7 @@ def test_what_devices_cannot_say_of_their_envelopes(begun: Any) -> None:
     assert device.send("refused", packed.Refused(dealers=inbox.dealers[:1]))[0] == 200
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_answers_of_a_wrong_form(begun: Any) -> None:
     world, _, devices = begun
     to(world, devices, "unmasking")
@@ -125,7 +126,7 @@ def test_answers_of_a_wrong_form(begun: Any) -> None:
     assert device.send("answer", msgspec.structs.replace(good, seeds=good.seeds[:-4] + bytes(4)))[0] == 409
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_signatures_of_a_wrong_number(begun: Any) -> None:
     world, _, devices = begun
     to(world, devices, "confirming")
@@ -136,7 +137,7 @@ def test_signatures_of_a_wrong_number(begun: Any) -> None:
     assert device.send("inclusions", confirmed)[0] == 200
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_sign_that_the_round_took_place(begun: Any) -> None:
     world, task, devices = begun
     for phase in ANSWERED:

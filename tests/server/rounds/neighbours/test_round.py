@@ -80,7 +80,7 @@ def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
         assert all(row.body is None for row in session.query(Answer))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_goes_on_after_kills_of_the_coordinator(world: World, tmp_path: Path) -> None:
     task, policy = create_task(world, tmp_path)
     devices = add_devices(world, 10, policy)
@@ -93,7 +93,7 @@ def test_it_goes_on_after_kills_of_the_coordinator(world: World, tmp_path: Path)
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_too_few_that_answer_end_the_round_and_say_so(world: World, tmp_path: Path) -> None:
     task, policy = create_task(world, tmp_path)
     devices = add_devices(world, 10, policy)
@@ -112,7 +112,7 @@ def test_too_few_that_answer_end_the_round_and_say_so(world: World, tmp_path: Pa
         ("neighbours-mlkem", ("complete", "neighbours"), "rounds over neighbours with ML-KEM"),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_devices_that_speak_the_other_protocol_only_are_not_taken(
     world: World, tmp_path: Path, protocol: str, spoken: Any, what: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_devices_that_speak_the_other_protocol_only_are_not_taken(
     assert all(device.join() for device in devices)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_groups_over_neighbours(world: World, tmp_path: Path) -> None:
     """Each group is a round over neighbours of its own; the rule goes over their means."""
     task, policy = create_task(
@@ -155,7 +155,7 @@ def test_groups_over_neighbours(world: World, tmp_path: Path) -> None:
     np.testing.assert_allclose(parameters["w"], np.median([w for w, _ in means], axis=0), rtol=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_asynchronous_task_over_neighbours(world: World, tmp_path: Path) -> None:
     task, policy = create_task(world, tmp_path, "semi-honest", cohort=8, concurrency=16, mode="asynchronous", rounds=2)
     devices = add_devices(world, 16, policy)
@@ -190,7 +190,7 @@ def test_a_server_without_ml_kem_refuses_the_task(
         ({"protocol": "neighbours", "min_cohort": 2, "cohort": 2}, "from 3 to"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_tasks_that_cannot_be_over_neighbours(
     world: World, tmp_path: Path, settings: dict[str, object], why: str
 ) -> None:

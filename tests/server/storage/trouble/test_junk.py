@@ -135,7 +135,7 @@ ANSWERS = [
     "answer",
     [*ANSWERS[::3], *(pytest.param(each, marks=pytest.mark.slow) for each in ANSWERS if each not in ANSWERS[::3])],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_junk(answering: Answering, tmp_path: Path, answer: bytes) -> None:
     answering.answer = answer
     bucket = Bucket("bucket", "prefix")

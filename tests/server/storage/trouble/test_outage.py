@@ -11,7 +11,7 @@ from tests.support.places import WorldOnBucket
 from tests.support.store_proxy import Proxy
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: WorldOnBucket) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -51,7 +51,7 @@ def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: Worl
     assert world.stored("updates") == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_store_goes_away_when_the_round_is_over(proxy: Proxy, world: WorldOnBucket) -> None:
     """Its updates are deleted when the store is back."""
     world.create_task()

@@ -87,7 +87,7 @@ def test_what_the_setting_may_not_be(data_folder: DataFolder, text: str) -> None
     assert "sesame" not in str(error.value)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_without_the_extra(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("""
 import sys
@@ -144,7 +144,7 @@ def test_aws_settings_that_cannot_be_used(bucket: TestBucket, tmp_path: Path, mo
         assert "AWS's environment or files cannot be used (ValueError)" in refused(tmp_path, bucket.url)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_nobody_answers(bucket: TestBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -161,7 +161,7 @@ def strict() -> Iterator[MotoProcess]:
     made.stop()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_access_is_refused(strict: MotoProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import boto3
 
@@ -235,7 +235,7 @@ def test_a_store_that_cannot_go_on_where_it_broke(bucket: TestBucket, proxy: Pro
     assert proxy.replacements > 0
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_upload_that_breaks_is_not_there(bucket: TestBucket, proxy: Proxy, tmp_path: Path) -> None:
     place = InBucket(settings_of(tmp_path, bucket.url), bucket)
     for size in (1000, (16 << 20) + 1):
@@ -266,6 +266,7 @@ def test_only_bytes_with_the_digest_are_stored(bucket: TestBucket, proxy: Proxy,
         assert b"x-amz-checksum-sha256: " + expected.lower() in proxy.sent.lower()
 
 
+@pytest.mark.sampled(every=3)
 def test_the_health_of_a_server_whose_store_is_away(
     bucket: TestBucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +289,7 @@ def test_the_health_of_a_server_whose_store_is_away(
     place.blobs.check()
 
 
+@pytest.mark.sampled(every=3)
 def test_anybody_may_ask_for_the_health_and_the_store_is_asked_once(
     bucket: TestBucket, proxy: Proxy, tmp_path: Path
 ) -> None:

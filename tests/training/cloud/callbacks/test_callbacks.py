@@ -48,7 +48,7 @@ class Note(Callback):
         self.result = result
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_the_hooks_come_in_order() -> None:
     note = Note()
     config = TrainConfig(epochs=2, batch_size=40, accumulate=2)
@@ -107,7 +107,7 @@ def scalars(folder: Path) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tensorboard_gets_every_epoch(tmp_path: Path) -> None:
     config = TrainConfig(epochs=3, tensorboard=str(tmp_path / "logs"))
     result = train(nn.Linear(5, 2), (X, Y), config, validation=(X, Y))
@@ -125,7 +125,7 @@ def test_the_progress_bar_leaves_nothing_behind(capfd: pytest.CaptureFixture[str
     assert "Traceback" not in err
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_curves_are_a_picture(tmp_path: Path) -> None:
     result = train(nn.Linear(5, 2), (X, Y), TrainConfig(epochs=2), validation=(X, Y))
     figure = result.plot(tmp_path / "curves.svg")

@@ -100,7 +100,7 @@ t.run(checkpoint=sys.argv[2], checkpoint_every=2, callbacks=[Tell()])
 """
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "deep")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
@@ -120,7 +120,7 @@ def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_losses(
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["last.pt"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_exception_loses_no_epoch(tmp_path: Path) -> None:
     def stop(epoch: Epoch) -> None:
         if epoch.number == 2:
@@ -137,7 +137,7 @@ def test_an_exception_loses_no_epoch(tmp_path: Path) -> None:
     assert facts(resumed) == facts(run())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_finished_training_is_not_trained_again_but_may_be_longer(tmp_path: Path) -> None:
     first = run(checkpoint=str(tmp_path))
 
@@ -162,7 +162,7 @@ def test_a_finished_training_is_not_trained_again_but_may_be_longer(tmp_path: Pa
         ({"data": (X[:59], Y[:59])}, "examples was 60 there, is 59 here"),
     ],
 )
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_checkpoint_of_another_training_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     run(epochs=1, checkpoint=str(tmp_path))
     module = change.pop("module", None) or network(8)

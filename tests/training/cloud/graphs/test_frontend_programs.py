@@ -37,7 +37,7 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", chosen(SHORT), ids=name_of)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_module_gives_what_python_gives(case: Case) -> None:
     module = TorchModule(archipel.function(case.function, case.arguments))
     for arguments in (case.arguments, *case.others):
@@ -51,7 +51,7 @@ def test_module_gives_what_python_gives(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", chosen(DIFFERENTIATED), ids=name_of)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_gradients_are_those_of_autodiff(case: Case) -> None:
     model = archipel.function(case.function, case.arguments)
     floats = {np.dtype(np.float32), np.dtype(np.float64)}

@@ -47,7 +47,7 @@ def calls(module: TorchModule, function: object) -> list[torch.fx.Node]:
 
 
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (True, False), (False, True)])
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_attention_is_one_call(causal: bool, masked: bool) -> None:
     torch.manual_seed(0)
     native = Attention(causal, masked).eval()
@@ -63,7 +63,7 @@ def test_attention_is_one_call(causal: bool, masked: bool) -> None:
         torch.testing.assert_close(module.get_parameter(name).grad, parameter.grad)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_attention_that_is_written_out() -> None:
     torch.manual_seed(0)
     native = Written().eval()
@@ -73,7 +73,7 @@ def test_attention_that_is_written_out() -> None:
     torch.testing.assert_close(module(x), native(x))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_scores_that_are_read_elsewhere_stay_nodes_of_their_own() -> None:
     class Shown(Written):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
@@ -88,7 +88,7 @@ def test_scores_that_are_read_elsewhere_stay_nodes_of_their_own() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_linear_layer_over_more_axes_is_one_call() -> None:
     torch.manual_seed(0)
     native = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -121,7 +121,7 @@ class Halves(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "splits"), [("parts", 1), ("uneven", 1), ("gap", 0), ("read", 0)])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_slices_that_follow_each_other_are_one_split(kind: str, splits: int) -> None:
     torch.manual_seed(0)
     native = Halves(kind)
@@ -134,7 +134,7 @@ def test_slices_that_follow_each_other_are_one_split(kind: str, splits: int) -> 
     torch.testing.assert_close(module.get_parameter("linear.weight").grad, native.linear.weight.grad)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_bias_of_zeros_that_the_exporter_adds_is_none() -> None:
     torch.manual_seed(0)
     native = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.Conv2d(2, 2, 3))

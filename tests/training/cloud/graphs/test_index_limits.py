@@ -12,7 +12,7 @@ from archipel.training import losses, optimizers, step_graph
 from archipel.training.cloud.graphs.index_limits import check_indices, find_index_limits
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_tokens_and_classes() -> None:
     model = Model.from_torch(models.transformer(0), torch.zeros(2, 16, dtype=torch.int64))
     [table] = [m.num_embeddings for m in models.transformer(0).modules() if isinstance(m, nn.Embedding)][:1]
@@ -25,7 +25,7 @@ def test_tokens_and_classes() -> None:
     assert find_index_limits(some) == {}
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_smaller_of_two_tables_counts() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

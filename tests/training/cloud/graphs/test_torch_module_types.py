@@ -47,7 +47,7 @@ def test_float64_and_back(module: nn.Module) -> None:
     torch.testing.assert_close(own.float()(x), before, rtol=0, atol=0)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_type_that_the_parameters_have_already_changes_nothing(module: nn.Module) -> None:
     own = TorchModule(Model.from_torch(module, torch.zeros(2, 5, 3)))
     code = own.code

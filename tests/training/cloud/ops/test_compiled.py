@@ -24,7 +24,7 @@ OPERATORS = sorted(op_type for domain, op_type in (LOWERINGS.keys() & RULES.keys
 @pytest.mark.parametrize(
     ("op_type", "count"), [("Dropout", 1), *(pytest.param(op, 4, marks=pytest.mark.slow) for op in OPERATORS)]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_one_graph(op_type: str, count: int, gradient_cases: dict) -> None:
     @settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())

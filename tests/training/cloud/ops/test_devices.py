@@ -28,7 +28,7 @@ FROM_CONTENT = {"CumSum", "Expand", "If", "Loop", "Pad", "Reshape", "Slice", "Sp
 @pytest.mark.parametrize(
     "op_type", sorted(op_type for domain, op_type in LOWERINGS.keys() & RULES.keys() if domain == "")
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_device(op_type: str, count: int, gradient_cases: dict) -> None:
     @settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())

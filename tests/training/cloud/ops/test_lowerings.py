@@ -22,7 +22,7 @@ OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("a
 
 @pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", [key for key in OWN if key[0] == "" and key in LOWERINGS], ids=lambda key: key[1])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_lowering(key: tuple[str, str], times: int, gradient_cases: dict) -> None:
     @settings(
         max_examples=4 * times,

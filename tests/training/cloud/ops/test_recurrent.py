@@ -22,7 +22,7 @@ class Layers(torch.nn.Module):
         return y, c, h
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_exported_layers() -> None:
     torch.manual_seed(0)
     native = Layers()

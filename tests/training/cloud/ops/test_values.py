@@ -218,7 +218,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_values(case: Node) -> None:
     proto = case.proto()
     if case.reference:

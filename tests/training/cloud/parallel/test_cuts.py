@@ -61,7 +61,7 @@ def test_a_repeated_layer_lies_in_one_stage_of_a_module_and_of_a_graph() -> None
     torch.testing.assert_close(composed(cut(lowered, node_starts(lowered, found.starts)), x), module(x))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_ties_that_leave_one_stage_are_refused_and_say_why() -> None:
     found = plan(tied_model(), CLUSTER, 16)["pipeline"]
     assert "'inner.embedding.weight' is read by several, which must lie in one stage with all between" in found.refused
@@ -78,7 +78,7 @@ def test_items_that_read_the_same_are_kept_together() -> None:
     assert divide(keep_together([1, 5, 5, 1], [["a"], ["b"], ["b"], ["c"]]), 3) == [1, 3]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_stages_have_the_state_of_the_graph() -> None:
     convolutions = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
     for module, x in ((convolutions, torch.zeros(2, 1, 8, 8)), (network("picture"), batch("picture")[0])):

@@ -25,7 +25,7 @@ def alone() -> tuple[list[float], TorchModule]:
     return losses, module
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_two_processes_have_the_losses_of_one_and_gather_less(of_two: list[dict[str, Any]]) -> None:
     losses, module = alone()
     elements = sum(parameter.numel() for parameter in module.parameters())
@@ -41,7 +41,7 @@ def test_two_processes_have_the_losses_of_one_and_gather_less(of_two: list[dict[
     assert of_two[0]["in_segments"]["segments"]["names"] == sorted(module.state_dict())
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_graph_in_segments_computes_what_it_did() -> None:
     module = TorchModule(tied_model())
     tokens = torch.arange(12).reshape(2, 6)

@@ -27,7 +27,7 @@ def of(name: str, batch_size: int) -> Costs:
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "cnn"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_flops_of_both_passes_are_those_that_pytorch_counts(name: str) -> None:
     module, (inputs, labels) = network(name), batch(name)
     # The counter does not know the CPU's fused attention.
@@ -43,7 +43,7 @@ def test_flops_of_both_passes_are_those_that_pytorch_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "cnn"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_parameters_are_the_modules(name: str) -> None:
     found = of(name, 4)
     expected = {key: tuple(tensor.shape) for key, tensor in network(name).named_parameters()}

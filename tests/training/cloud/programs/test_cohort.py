@@ -77,7 +77,7 @@ def check(found: CohortUpdate, expected: CohortUpdate) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_normalization_dropout_and_adam(make: Make) -> None:
     layers = [nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)]
     bundle = make(nn.Sequential(*layers), optimizer=optimizers.adam(lr=0.01))

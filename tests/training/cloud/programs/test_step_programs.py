@@ -61,7 +61,7 @@ def pairs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("network", "name"), pairs())
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_step_graph_trains_as_on_onnx_runtime(network: Network, name: str) -> None:
     optimizer, options = PROGRAMS[name]
     program = training.step_graph(network.model(), losses.cross_entropy(), optimizer(), **options)
