@@ -20,6 +20,7 @@ from archipel.server.dashboard.live import LIVE, LivePages, Shown, Viewer, hub
 from archipel.server.dashboard.live.hub import encode_event
 from archipel.server.database.engine import Database
 from archipel.server.database.tables import Task
+from tests.server.rounds.test_leaving import leave
 from tests.server.rounds.test_plain_rounds import update
 from tests.support.event_stream import EventStream
 from tests.support.visitors import HERE, Visitor, access_token
@@ -118,6 +119,34 @@ def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) 
         again = stream.next()
         assert again is not None
         assert ('id="live-cards"' in again.data, 'id="live-curves"' in again.data) == (False, True)
+
+
+@pytest.mark.parametrize("server_settings", [{"smallest_answer": 3}])
+@pytest.mark.parametrize("eligibility", ["", "ram >= 1"])
+def test_who_failed_is_a_link_to_the_device_unless_the_name_holds_for_one_round(
+    world: World, visitor: Visitor, eligibility: str
+) -> None:
+    task = world.create_task(
+        privacy="plain", threshold=None, cohort=3, min_cohort=3, eligibility=eligibility
+    )["task_id"]  # fmt: skip
+    devices = world.add_devices(3)
+    for device in devices:
+        device.attributes = {"ram": 2.0}
+        assert device.check_in() is None
+    world.settle()
+    assert all(device.join() for device in devices)
+    assert leave(devices[0])[0] == 200
+    page = visitor.page(f"/dashboard/tasks/{task}")
+    table = page[page.index('id="live-missing"') : page.index('id="live-table"')]
+    links = re.findall(r'href="(/dashboard/devices/[^"]+)"', table)
+    assert "it left the round" in table
+    own = f"/dashboard/devices/{devices[0].id}"
+    assert (own in links) is not bool(eligibility)
+    for link in links:
+        assert "<h1>" in visitor.page(link)
+    round_id = world.operator("GET", f"/v1/tasks/{task}/rounds")[1]["items"][0]["round_id"]
+    of_round = visitor.page(f"/dashboard/rounds/{round_id}")
+    assert (f'href="{own}"' in of_round) is not bool(eligibility)
 
 
 @pytest.mark.sampled(every=4)

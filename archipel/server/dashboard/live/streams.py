@@ -38,6 +38,7 @@ def show_rounds(desk: Desk, task_id: str) -> dict[str, Any]:
     """What the templates of a task's rounds need. Raises RefusalError as the API refuses it."""
     progress = desk.ask("show_progress", query={"rounds": ROUNDS}, task_id=task_id)
     told = [*progress.running, *progress.newest]
+    failed = [each for each in told if each.missing or each.faults or each.set_aside][:3]
     return {
         "progress": progress,
         "done": DONE,
@@ -45,7 +46,9 @@ def show_rounds(desk: Desk, task_id: str) -> dict[str, Any]:
         "actions": offered(desk, "task", progress),
         "current": told[0] if told else None,
         "summed": next((each for each in told if each.metrics or each.distributions), None),
-        "failed": [each for each in told if each.missing or each.faults or each.set_aside][:3],
+        "failed": failed,
+        # With an eligibility devices go by names that hold for one round alone, and have no page by these.
+        "named": bool(failed) and desk.may("show_device") and not desk.ask("show_task", task_id=task_id).eligibility,
     }
 
 
