@@ -37,17 +37,21 @@ settings.load_profile(os.environ.get("ARCHIPEL_HYPOTHESIS_PROFILE", "archipel"))
 
 @pytest.hookimpl(tryfirst=True)  # before those marked as slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a file's tests marked `sampled(every=n)` all but every n-th are slow, others for each commit."""
+    """Of a file's tests marked `sampled(every=n)` all but every n-th are slow, others for each commit.
+
+    Those of one `group` share a long fixture: all of them are in the short suite of every n-th commit.
+    """
     places: Counter[Path] = Counter()
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None:
+            every, group = mark.kwargs["every"], mark.kwargs.get("group")
             # Each file begins elsewhere, so that no commit has the first test of every file.
-            begin = crc32(str(item.path.relative_to(item.config.rootpath)).encode())
-            every = mark.kwargs["every"]
-            if every > ALL_UP_TO and not in_sample(begin + places[item.path], every):
+            begin = crc32((group or str(item.path.relative_to(item.config.rootpath))).encode())
+            if every > ALL_UP_TO and not in_sample(begin + (0 if group else places[item.path]), every):
                 item.add_marker(pytest.mark.slow)
-            places[item.path] += 1
+            if not group:
+                places[item.path] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -260,6 +260,7 @@ def test_loops_and_branches_that_capture_values(at: list[str]) -> None:
             np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled(every=3)
 def test_loops_that_only_their_condition_ends() -> None:
     """Parts are chosen for an assumed number of iterations; a budget needs the largest number."""
     proto = onnx.parser.parse_model(LOOPS.replace("x, bool c)", "x, bool c, int64 k)").replace("int64 k = {3}, ", ""))

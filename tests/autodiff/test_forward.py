@@ -165,6 +165,7 @@ def test_networks_equal_pytorch(name: str, dtype: str) -> None:
         compare(found[f"{n}.hvp"], product)
 
 
+@pytest.mark.sampled(every=3)
 def test_only_standard_operators_and_sizes_stay_symbolic() -> None:
     values = {n: np.zeros(shape, np.float32) for n, shape in NETWORKS["attention"].shapes.items()}
     m = NETWORKS["attention"].model(values, "float")

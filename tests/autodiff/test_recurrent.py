@@ -139,6 +139,7 @@ def test_a_long_layer_in_float32_agrees_with_pytorch(op_type: str) -> None:
         np.testing.assert_allclose(found, array, atol=1e-4 * np.abs(array).max())
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("op_type", GATES)
 def test_one_graph_serves_every_length_and_batch(op_type: str) -> None:
     names = ("x", "w", "r", "b")
@@ -173,6 +174,7 @@ def test_activations_without_derivative_are_refused(attributes: dict[str, Any], 
         vjp(Model.from_proto(model("LSTM", given, **attributes)), of=["y"], wrt=["x"])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("op_type", GATES)
 def test_second_derivatives(op_type: str) -> None:
     """Hessian times tangent, on ONNX Runtime, against PyTorch with the same equations."""

@@ -40,6 +40,7 @@ def test_the_area_is_that_of_scikit_learn(bounds: ModuleType) -> None:
         assert bounds.area(scores, members) == pytest.approx(metrics.roc_auc_score(members, scores))
 
 
+@pytest.mark.sampled(every=3)
 def test_few_false_positives_are_counted_by_hand(bounds: ModuleType) -> None:
     scores = np.array([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0])
     members = np.array([True, False, True, True, False, True, False, False])

@@ -19,6 +19,7 @@ from archipel.errors import TensorLayoutError
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "uint64", "bool"]
 
 
+@pytest.mark.sampled(every=3)
 @given(
     st.dictionaries(
         st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20),

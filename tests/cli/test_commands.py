@@ -113,6 +113,7 @@ def test_each_part_of_a_command_says_what_it_does(name: str, part: str) -> None:
     assert re.search(rf"^ *archipel {name} {part}\b", f"{text}\n{command.help}", re.M), text
 
 
+@pytest.mark.sampled(every=3)
 def test_starting_needs_no_extra() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from archipel.cli.main import archipel as a;"
@@ -150,6 +151,7 @@ def test_doctor_names_what_is_there_and_tries_what_protects(tmp_path: Path) -> N
     assert f"chmod 600 {tmp_path / 'data.key'}" in out
 
 
+@pytest.mark.sampled(every=3)
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     from archipel.cli.start import doctor
 
@@ -291,6 +293,7 @@ def test_a_command_that_is_misspelt() -> None:
     assert run("zzz", code=2)[1].rstrip().endswith("No such command 'zzz'.")
 
 
+@pytest.mark.sampled(every=3)
 def test_the_private_half_where_the_public_one_belongs(tmp_path: Path) -> None:
     b.save_private_key(b.generate_key(), tmp_path / "enrolment")
     key = str(tmp_path / "enrolment")

@@ -87,6 +87,7 @@ def test_a_page(archipel: Command, tmp_path: Path, network: Path) -> None:
         assert tree(disk) == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_training(archipel: Command, tmp_path: Path, network: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((64, 100), np.float32), label=np.zeros(64, np.int64))
     job = tmp_path / "job.toml"

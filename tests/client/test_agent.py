@@ -228,6 +228,7 @@ def test_an_error_of_the_owners_code_is_passed_on(federation: Federation) -> Non
     assert entry.step == "assigned"
 
 
+@pytest.mark.sampled(every=3)
 def test_examples_that_do_not_fit_are_refused(
     federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -240,6 +241,7 @@ def test_examples_that_do_not_fit_are_refused(
     assert agent.run_once().kind == "waiting"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_loss_that_is_not_finite_drops_the_device(
     federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -254,6 +256,7 @@ def test_a_loss_that_is_not_finite_drops_the_device(
 # --- sessions and the server's absence ----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 def test_a_revoked_session_is_renewed(federation: Federation) -> None:
     agent = federation.agent(0)
     assert agent.run_once().kind == "waiting"

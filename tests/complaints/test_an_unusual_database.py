@@ -23,6 +23,7 @@ def test_sql_ascii_is_refused_and_the_remedy_told(cluster: Cluster) -> None:
         administer(cluster, "DROP DATABASE ascii WITH (FORCE)")
 
 
+@pytest.mark.sampled(every=3)
 def test_text_of_any_language_comes_back_from_another_encoding(cluster: Cluster) -> None:
     """LATIN1 is no UTF-8, and what it can hold it gives back."""
     administer(cluster, "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")

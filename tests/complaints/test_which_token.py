@@ -11,6 +11,7 @@ from tests.cli.federation.test_remote import served  # noqa: F401  (a fixture)
 from tests.support.commands import Command
 
 
+@pytest.mark.sampled(every=3)
 def test_a_refused_token_is_named_with_its_file_and_the_server(archipel: Command, served: Path) -> None:  # noqa: F811
     (served / "old.token").write_text("apt_" + "x" * 43 + "\n")
     said = archipel("task", "list", "--token-file", str(served / "old.token"), code=1)[1]
@@ -19,6 +20,7 @@ def test_a_refused_token_is_named_with_its_file_and_the_server(archipel: Command
     assert "x" * 43 not in said
 
 
+@pytest.mark.sampled(every=3)
 def test_of_the_environment_the_variable_is_named(
     archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip

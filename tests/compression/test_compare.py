@@ -284,6 +284,7 @@ def test_the_bootstrap_is_that_of_resampled_examples() -> None:
     assert bootstrap(differences, 0) == pytest.approx(tuple(expected), abs=0.02)
 
 
+@pytest.mark.sampled(every=3)
 def test_memory_is_that_of_a_batch() -> None:
     wide = np.ones((6, 4096), np.float32)
     text = """g (float[n, 6] x) => (float[n, 6] y) <float[6, 4096] w, float[4096, 6] v>

@@ -211,6 +211,7 @@ def test_features_are_matched_by_resolution(student: Model, teacher: Model) -> N
     assert named == [Hint("max_pool2d", "max_pool2d", 1, True)]
 
 
+@pytest.mark.sampled(every=3)
 def test_features_of_the_same_width(teacher: Model, examples: Examples) -> None:
     """No projection: one step of a pruned copy towards its original, hints included, as in PyTorch."""
     pruned = PruneWeights(0.5, exclude=("dense*",)).apply(CompressedModel.of(teacher), work(teacher, examples))
@@ -265,6 +266,7 @@ def test_a_student_comes_closer_to_its_teacher(
     check_model(found.ir)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_teacher_sees_what_the_student_sees(student: Model, teacher_file: str, examples: Examples) -> None:
     """Shifted pictures, and a run that is stopped and goes on: the same weights."""
     part = Distil(teacher=teacher_file, fine_tune=FineTune(steps=8, batch_size=16, augment="shift", lr=1e-2))

@@ -93,6 +93,7 @@ def test_a_run_goes_on_with_its_own_engine_only(network: Model, tmp_path: Path) 
         assert array.tobytes() == resumed.parameters[name].tobytes(), name
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("engine", "said"), [("tensorflow", "choose from onnxruntime, torch"), ("torch:tpu", "tpu")])
 def test_other_engines(network: Model, engine: str, said: str) -> None:
     with pytest.raises(TrainingError, match=said):
@@ -111,6 +112,7 @@ def test_convert_trains_on_it_too(network: Model, tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_card_of_a_smaller_file_counts_its_parameters(network: Model, tmp_path: Path) -> None:
     made = Model(network.ir.clone())
     set_card(

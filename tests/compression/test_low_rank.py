@@ -62,6 +62,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_full_rank_is_the_convolution(name: str) -> None:
     torch.manual_seed(0)
@@ -182,6 +183,7 @@ def test_the_linear_layers_of_a_transformer_are_split() -> None:
         np.testing.assert_allclose(right @ left, (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_weight_that_is_a_product_is_found_out() -> None:
     """Rank 3 of 24: nothing is lost, at energy 1."""
     torch.manual_seed(1)

@@ -82,6 +82,7 @@ def zeros(model: Model) -> dict[str, np.ndarray]:
 WEIGHTS = ("conv.weight", "deep.weight", "dense.weight")
 
 
+@pytest.mark.sampled(every=3)
 def test_the_smallest_of_all_go(model: Model) -> None:
     small, work = apply(PruneWeights(0.6), model)
     content = model.parameters

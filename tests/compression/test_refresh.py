@@ -154,6 +154,7 @@ def test_moved_tensors_give_what_pytorch_folds(model: Model, int8: Deployment) -
     np.testing.assert_array_equal(found["alone.weight"], moved.alone.weight.detach().numpy())
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("part", ["conv.weight", "norm1.weight", "depthwise.bias", "twice.bias", "norm4.*"])
 def test_what_is_frozen_enters_as_it_is(model: Model, int8: Deployment, part: str) -> None:
     """Only one part trains: the others, and the statistics, are what the model has."""
@@ -180,6 +181,7 @@ def plain() -> tuple[Model, Deployment]:
     return dense, deploy(compress(dense, [StaticInt8()], calibration=x)[0])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_frozen_bias_follows_the_scale_of_its_weight() -> None:
     dense, int8 = plain()
     only = {name: value for name, value in dense.parameters.items() if name.endswith("weight")}
@@ -190,6 +192,7 @@ def test_a_frozen_bias_follows_the_scale_of_its_weight() -> None:
         )
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bias_alone_may_train() -> None:
     dense, int8 = plain()
     only = {name: value for name, value in dense.parameters.items() if name.endswith("bias")}

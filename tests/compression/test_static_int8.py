@@ -83,6 +83,7 @@ def test_every_bias_is_the_nearest_of_its_integers(
     assert checked > 50
 
 
+@pytest.mark.sampled(every=3)
 def test_it_computes_nearly_the_same(model: Model, quantized: CompressedModel, digits: np.ndarray) -> None:
     name = model.inputs[0].name
     floats, ints = (next(iter(run(m, {name: digits}).values())) for m in (model, quantized.deployed()))
@@ -103,6 +104,7 @@ def test_refresh_of_the_same_parameters_changes_nothing(model: Model, quantized:
         np.testing.assert_array_equal(values, found[tensors[name]])
 
 
+@pytest.mark.sampled(every=3)
 def test_refresh_is_deploying_again(model: Model, quantized: CompressedModel) -> None:
     rng = np.random.default_rng(0)
     moved = {n: (v + 0.05 * rng.standard_normal(v.shape)).astype(np.float32) for n, v in model.parameters.items()}

@@ -170,6 +170,7 @@ def test_a_compressed_model_that_was_changed_is_compared(change: str, output: in
         convert(CHANGES[change](bad), tmp_path / "b", training=training, signing=Signing(KEY))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [({"min_agreement": 1.5}, "min_agreement: expected a number from 0 to 1"), ({"min_snr": math.nan}, "min_snr: ")],

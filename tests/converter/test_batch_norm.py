@@ -84,6 +84,7 @@ def test_who_has_the_statistics(bundle_of: Callable[[str], b.Bundle], strategy: 
     assert {"0.weight_folded_computed", "0.weight_folded_bias_computed"} <= derived  # by which `predict` follows them
 
 
+@pytest.mark.sampled(every=3)
 @BOTH
 def test_evaluation_and_prediction_follow_what_training_moves(
     bundle_of: Callable[[str], b.Bundle], strategy: str, data: tuple[np.ndarray, np.ndarray], tmp_path: Path

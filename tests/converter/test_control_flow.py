@@ -66,6 +66,7 @@ def voice(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(every=3)
 def test_weights_of_a_branch_lie_in_it(voice: Path, tmp_path: Path) -> None:
     """ONNX Runtime takes them for constant only there."""
     convert(voice, tmp_path / "bundle", signing=Signing(KEY))

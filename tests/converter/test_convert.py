@@ -62,6 +62,7 @@ def test_programs_ports_and_graphs_agree(bundle: b.Bundle) -> None:
                         "tensor(int32)": "int32"}[node.type] == port.dtype  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_every_tensor_is_stored_once(bundle: b.Bundle, model: Model) -> None:
     seen: dict[tuple[np.dtype, tuple[int, ...], bytes], str] = {}
     for name, values in bundle.tensors.items():
@@ -74,6 +75,7 @@ def test_every_tensor_is_stored_once(bundle: b.Bundle, model: Model) -> None:
         assert bundle.program_path(name).stat().st_size < weight_bytes / 2
 
 
+@pytest.mark.sampled(every=3)
 def test_folder_and_file_are_the_same_bundle(
     bundle: b.Bundle, model: Model, images: np.ndarray, tmp_path: Path
 ) -> None:

@@ -255,6 +255,7 @@ def test_errors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(open_model(bundle, PUBLIC, cache=tmp_path).parameters["0.bias"], first["0.bias"])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_model_and_a_file_export_too(tmp_path: Path) -> None:
     x, _ = data("tied")
     model = Model.from_torch(made("tied"), torch.from_numpy(x[:2]))
@@ -275,6 +276,7 @@ def test_pt_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
         export(tmp_path / "nothing", tmp_path / "m.pt", PUBLIC)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_card_goes_along(tmp_path: Path) -> None:
     model = Model.from_torch(perceptron().eval(), torch.zeros(2, 6))
     card = ModelCard(name="stripes", description="Two stripes.", task="classification", licence="MIT")

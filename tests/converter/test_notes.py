@@ -83,6 +83,7 @@ def test_the_loss_reads_the_output_that_was_named(model: Model, compressed: bool
     assert history.metrics["loss"][0] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_output_that_the_model_does_not_have(model: Model, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="no output 'votes'; its outputs are probabilities, logits"):
         made(model, tmp_path / "b", loss_output="votes")

@@ -157,6 +157,7 @@ class Counting:
         return optimizers.Updated(moved, {"steps": op.Add(state["steps"], 1.0)})
 
 
+@pytest.mark.sampled(every=3)
 def test_an_optimizer_of_ones_own(model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     bundle = convert(
         model, tmp_path / "b", training=Training(LOSS, Counting(), step_options={"dropout": False}),

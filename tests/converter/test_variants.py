@@ -62,6 +62,7 @@ def test_the_bundles_are_those_of_convert(source: Path, key: Ed25519PrivateKey, 
     assert made.release.variant("float").flops_per_example == 2 * 12 < limits.flops_per_example
 
 
+@pytest.mark.sampled(every=3)
 def test_every_variant_trains(source: Path, key: Ed25519PrivateKey, tmp_path: Path) -> None:
     usual = variant_recipes(["int8", "float"], data=(X, Y))
     made = convert_variants(source, tmp_path / "net", signing=Signing(key), training=TRAINING, variants=usual)

@@ -55,6 +55,7 @@ def labels(batches: Batches) -> list[list[int]]:
     return [batch["label"].tolist() for batch in batches]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(

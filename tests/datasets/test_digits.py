@@ -20,6 +20,7 @@ def digits() -> DigitsByWriter:
     return digits_by_writer()
 
 
+@pytest.mark.sampled(every=3)
 def test_shapes_types_and_who_is_in(digits: DigitsByWriter) -> None:
     assert len(digits) == 27_438
     assert digits.images.shape == (27_438, 28, 28)
@@ -32,6 +33,7 @@ def test_shapes_types_and_who_is_in(digits: DigitsByWriter) -> None:
     assert max(staff) < 2100 <= min(pupils)
 
 
+@pytest.mark.sampled(every=3)
 def test_decodes_fast_and_the_file_is_small() -> None:
     assert files("archipel.datasets").joinpath("digits_by_writer.xz").stat().st_size <= 3_600_000
     started = time.process_time()

@@ -14,6 +14,7 @@ from archipel.errors import MissingExtraError
 LIBRARIES = ("pyarrow", "PIL", "soundfile", "torch", "onnx", "onnxruntime", "pandas")
 
 
+@pytest.mark.sampled(every=3)
 def test_no_library_is_imported_before_a_file_needs_it() -> None:
     code = (
         "import sys, archipel.datasets as d, numpy as np;"

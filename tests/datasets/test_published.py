@@ -65,6 +65,7 @@ def test_windows_are_as_many_as_published_and_no_person_is_in_two_parts() -> Non
     np.testing.assert_allclose(splits.train.inputs.std(axis=(0, 2)), 1, atol=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_window_is_the_signal_in_its_units() -> None:
     splits = har_windows(folder("hapt_har"), seed=3)
     with np.load(DATA / "hapt_har" / "hapt_raw.npz", allow_pickle=False) as raw:

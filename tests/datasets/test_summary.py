@@ -14,6 +14,7 @@ from archipel.datasets import ArrayDataset, summarize, taking, write_records
 from tests.datasets.readers.test_records import Words
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=60)
 @given(st.data())
 def test_as_numpy_on_everything_at_once(data: st.DataObject) -> None:

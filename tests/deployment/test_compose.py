@@ -132,6 +132,7 @@ def test_what_is_not_known_of_the_file_is_refused(tmp_path: Path) -> None:
     assert "wait for each other" in read(waits, waits.replace("minio", "train"))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_port_is_led_into_another_place_and_one_in_use_is_named() -> None:
     """Both ways at once, until both have ended; of 4 MiB, so that no buffer holds them."""
     done = subprocess.run(

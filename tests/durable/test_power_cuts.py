@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, Tree, Promise]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("case", CASES)
 def test_power_cut_at_any_step(tmp_path: Path, case: str) -> None:
     action, start, promise = CASES[case]

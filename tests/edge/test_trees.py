@@ -73,6 +73,7 @@ def test_a_round_over_two_levels_of_edge_servers(tmp_path: Path) -> None:
         assert (middle.result.devices, middle.result.contributors, middle.result.metrics) == (5, 5, {})
 
 
+@pytest.mark.sampled(every=3)
 def test_a_deeper_tree_than_the_policy_allows_is_refused(tmp_path: Path) -> None:
     import pytest
 

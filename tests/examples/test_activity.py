@@ -192,6 +192,7 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.sampled(every=3)
 def test_the_readme_says_what_was_measured(example: ModuleType) -> None:
     """Its rows are the report's, those of people who are served worse all of them; the report is of results.json."""
     from results import Results, report, worse_table

@@ -45,6 +45,7 @@ def test_the_exact_solution_solves_the_equation(example: ModuleType, name: str) 
     np.testing.assert_allclose(problem.exact(start, np.full(7, 1e-9)), problem.initial(start), atol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_derivatives_are_those_of_torch(example: ModuleType) -> None:
     from network import network, weights, with_derivatives
 

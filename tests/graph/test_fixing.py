@@ -79,6 +79,7 @@ def test_an_array_gives_the_free_sizes_that_it_fills(whole: Model) -> None:
     assert [port.shape for port in model.inputs] == [(5, "samples")]
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_left_trains(whole: Model) -> None:
     model = whole.fix({"rate": 16000, "state": 0.0}, {"samples": 20})
     step = training.step_graph(model, training.losses.mse(), training.optimizers.adam())

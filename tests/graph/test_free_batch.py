@@ -234,6 +234,7 @@ class Reading(nn.Module):
         return self.head(hidden.reshape(batch, -1))
 
 
+@pytest.mark.sampled(every=3)
 def test_pytorch_exported_with_a_batch_of_two(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Reading().eval()

@@ -48,6 +48,7 @@ def refusal(read: Callable[[], object]) -> str:
     return ""
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("key", READERS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_record_is_read_or_refused(key: str, text: str, file: Path) -> None:

@@ -251,6 +251,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         Model.from_onnx(tmp_path / "text.onnx")
 
 
+@pytest.mark.sampled(every=3)
 def test_models_from_other_tools() -> None:
     if not DATA.is_dir():
         assert os.environ.get("CI") != "true", f"{DATA} is needed in CI"

@@ -106,6 +106,7 @@ def test_the_graph_is_the_one_that_is_read_whole(files: list[Path], tmp_path: Pa
     assert flops(mapped) == flops(whole)
 
 
+@pytest.mark.sampled(every=3)
 def test_other_weights_take_the_place_of_its_own(files: list[Path], tmp_path: Path) -> None:
     bundle = open_bundle(files[0], [SIGNER.public_key().public_bytes_raw()], tmp_path)
     other = {"4.weight": bundle.tensors["4.weight"] + 1, "large": np.ones((2, 2), np.float32)}

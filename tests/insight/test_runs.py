@@ -138,6 +138,7 @@ def test_weights_over_rounds(tmp_path: Path) -> None:
         assert counts == np.histogram(rounds[number].astype(np.float64), len(counts))[0].tolist()
 
 
+@pytest.mark.sampled(every=3)
 def test_long_curves_are_thinned(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         for step in range(2500):

@@ -102,6 +102,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     assert "not compared" in str(found)
 
 
+@pytest.mark.sampled(every=3)
 def test_parameters_stay(tmp_path: Path) -> None:
     runtime = _runtime(tmp_path / "b", _network(6), losses.cross_entropy())
     before = {name: array.copy() for name, array in runtime.parameters().items()}

@@ -99,6 +99,7 @@ def test_a_latency_that_is_no_number_is_not_within_a_limit() -> None:
         pick(RELEASE, OwnerLimits(max_latency=1.0), lambda each: float("nan"))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_runs_what_it_chose(tmp_path: Path) -> None:
     """The better bundle's file is not fetched yet, and the limits say that it need not be."""
     key = generate_key()

@@ -54,6 +54,7 @@ def test_every_kernel_with_its_shape_and_provider(bundle: Bundle) -> None:
     assert [row.us for row in profile.rows] == sorted((row.us for row in profile.rows), reverse=True)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_the_memory_that_the_runs_took(bundle: Bundle) -> None:
     # Of 64 MiB, which the C library takes from the system anew: less might be there from what ran before.

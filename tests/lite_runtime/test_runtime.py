@@ -454,6 +454,7 @@ def test_parameters_cannot_be_changed_from_outside(rt: Runtime) -> None:
         rt.parameters()["w"][0, 0] = 5
 
 
+@pytest.mark.sampled(every=3)
 def test_importing_the_runtime_loads_nothing_else() -> None:
     code = """
 import sys, archipel.lite_runtime

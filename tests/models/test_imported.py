@@ -25,6 +25,7 @@ def folder() -> Path:
     return DATA
 
 
+@pytest.mark.sampled(every=3)
 def test_one_picture_at_a_time(folder: Path) -> None:
     """opt_mnist (CNTK, opset 8) takes a batch of one, with pixels up to 255 and logits in the thousands."""
     with np.load(folder / "opt_mnist.ref.npz") as file:

@@ -118,6 +118,7 @@ def test_one_that_never_ends_is_stopped_and_counts_as_noticed(tmp_path: Path) ->
     assert mutants.main(["--limit", "4"], root=tmp_path) == 0
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

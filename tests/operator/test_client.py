@@ -93,6 +93,7 @@ def test_what_may_be_repeated_is(client: OperatorClient, served: Served, monkeyp
     ]
 
 
+@pytest.mark.sampled(every=3)
 def test_importing_it_is_cheap() -> None:
     code = """
 import sys

@@ -80,6 +80,7 @@ def test_flip(draw: Draw) -> None:
     assert 15 <= sum(flipped) <= 45  # 5 standard deviations of a fair coin are 19
 
 
+@pytest.mark.sampled(every=3)
 @both
 def test_shift(draw: Draw) -> None:
     seen = draw(RandomShift(2, axes=(1, 2)))
@@ -201,6 +202,7 @@ def test_a_runtime_that_predicts_changes_nothing(transform: Transform) -> None:
     np.testing.assert_array_equal(run(chain([RAW, transform]), PICTURE), PICTURE)
 
 
+@pytest.mark.sampled(every=3)
 def test_pytorch_draws_what_devices_draw() -> None:
     """Where it runs a device's step, its draws are the hash's."""
     transform = RandomMask(2, width=4, value=9.0)

@@ -56,6 +56,7 @@ def transforms() -> list[Transform]:
     return fitted([RAW, Scale(32768), mel, Normalize(axis=1), Layout("NFT", "N1TF")], sounds(64, 1)[0])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_trains_on_raw_sound(network: Model, transforms: list[Transform], tmp_path: Path) -> None:
     model = put_before(network, transforms)
     training = Training(losses.cross_entropy(), optimizers.adam(lr=0.03), batch_size=16)

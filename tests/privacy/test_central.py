@@ -94,6 +94,7 @@ def test_the_noise_is_discrete_gaussian_around_the_exact_sum(multiplier: float) 
     assert statistic < chi_square_limit(cells - 1)
 
 
+@pytest.mark.sampled(every=3)
 @given(st.data())
 def test_no_update_changes_the_sum_by_more(data: st.DataObject) -> None:
     """Also the longest that the runtime lets through, each element of which rounding makes longer."""

@@ -102,6 +102,7 @@ def test_a_tree_by_hand():
     assert [depth(leaves) for leaves in (1, 2, 3, 4, 5, 4096)] == [0, 1, 2, 2, 3, 12]
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=50)
 @given(leaves=st.integers(1, 20), data=st.data())
 def test_a_path_is_for_one_key_at_one_place(leaves, data):

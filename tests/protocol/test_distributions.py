@@ -52,6 +52,7 @@ def test_edges_belong_to_the_bin_above_but_the_last() -> None:
     assert one_hot(bins, None).tolist() == [0.0] * 6
 
 
+@pytest.mark.sampled(every=3)
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=60), st.sampled_from([ACCURACY, LOSS]))
 def test_counts_tell_every_figure_within_the_stated_error(values: list[float], bins: Bins) -> None:
     told = distribution_from_counts(bins, np.array(distribution_of(values, bins).counts))

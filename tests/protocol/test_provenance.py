@@ -112,6 +112,7 @@ def test_reading_on_later_is_the_same_as_reading_at_once() -> None:
     assert later.history == log.reader.history
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_kept_is_bounded_and_goes_on() -> None:
     log = Log()
     log.start()
@@ -126,6 +127,7 @@ def test_what_is_kept_is_bounded_and_goes_on() -> None:
     assert again.newest(digest("0")) is None
 
 
+@pytest.mark.sampled(every=3)
 def test_what_a_later_entry_may_name_is_kept_however_old_it_is() -> None:
     log = Log()
     log.start("paused")

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import archipel.protocol
 import archipel.protocol.secagg
 
@@ -65,6 +67,7 @@ def test_public_names():
         assert all(hasattr(package, name) for name in package.__all__)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_can_import_it():
     # None in sys.modules makes an import fail, as it would where the package is not installed.
     script = (

@@ -84,6 +84,7 @@ def test_metrics_without_a_range_stay_on_the_device(make: Callable[..., Bundle])
     assert upload_layout(bundle.manifest, "training") == Layout.of(bundle.program("finish"))
 
 
+@pytest.mark.sampled(every=3)
 def test_noisy_training_reports_nothing(make: Callable[..., Bundle]) -> None:  # noqa: F811
     """Its metrics and counts have no noise: with them the epsilon that each device accounts for would be wrong."""
     bundle = make("dpsgd")

@@ -43,6 +43,7 @@ def quantised(value: float, range_: float, bits: int) -> int:
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
+@pytest.mark.sampled(every=3)
 @given(
     bits=st.integers(2, 20),
     range_=st.floats(1e-3, 1e3),
@@ -64,6 +65,7 @@ def test_the_decoded_sum_is_the_sum_of_the_quantised_values(bits, range_, rows):
         assert result == exact * step
 
 
+@pytest.mark.sampled(every=3)
 @given(bits=st.integers(2, 24), values=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5))
 @settings(max_examples=150)
 def test_the_error_is_half_a_step_for_each_device(bits, values):
@@ -198,6 +200,7 @@ def test_programs_without_update_or_with_two_weights():
         layout(update("n", (), "weight"), update("m", (), "weight"))
 
 
+@pytest.mark.sampled(every=3)
 @given(bits=st.integers(1, 32), seed=st.integers(0, 2**32 - 1), length=st.integers(0, 40))
 @settings(max_examples=200)
 def test_pack_and_unpack(bits, seed, length):
@@ -211,6 +214,7 @@ def test_pack_and_unpack(bits, seed, length):
     np.testing.assert_array_equal(back, vector)
 
 
+@pytest.mark.sampled(every=3)
 @given(data=st.binary(max_size=40), length=st.integers(0, 12), bits=st.integers(1, 32))
 @settings(max_examples=300)
 def test_unpacking_any_bytes(data, length, bits):

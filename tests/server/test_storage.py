@@ -145,6 +145,7 @@ def test_no_data_folder(tmp_path: Path) -> None:
         load_settings(tmp_path)
 
 
+@pytest.mark.sampled(every=3)
 def test_models_and_migrations_agree(world: World) -> None:
     with world.services.database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []

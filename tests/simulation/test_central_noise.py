@@ -59,6 +59,7 @@ def test_the_model_moves_by_the_mean_and_noise_of_the_stated_size(make: Make, ru
     assert exact.history[0].epsilon is None
 
 
+@pytest.mark.sampled(every=3)
 def test_the_account_of_a_run(make: Make) -> None:
     noise = DifferentialPrivacy(mechanism="central", noise_multiplier=3.0, delta=1e-5)
     found = simulate(bundle_of(make), fields(), rounds=3, cohort=3, differential_privacy=noise)
@@ -73,6 +74,7 @@ def test_the_account_of_a_run(make: Make) -> None:
     assert found.ended == ""
 
 
+@pytest.mark.sampled(every=3)
 def test_a_target_for_all_rounds(make: Make) -> None:
     noise = DifferentialPrivacy(mechanism="central", epsilon=8.0, delta=1e-5)
     found = simulate(bundle_of(make), fields(), rounds=3, differential_privacy=noise)
@@ -100,6 +102,7 @@ def test_the_run_ends_before_the_round_that_would_cost_too_much(make: Make, tmp_
     assert again.ended == found.ended
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_that_fails_once_its_sum_is_known_is_paid_for(make: Make) -> None:
     bundle, beyond = bundle_of(make), {"server_lr": 1e6}
     found = simulate(bundle, fields(), rounds=2, differential_privacy=NOISE, hyperparameters=beyond)
@@ -165,6 +168,7 @@ def test_what_it_does_not_go_with(
         simulate(bundle, fields(), rounds=1, cohort=4, differential_privacy=noise, **settings)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_adapted_clip_that_the_task_fixes(make: Make) -> None:
     bundle = bundle_of(make, clip=None)
     found = simulate(
@@ -194,6 +198,7 @@ def test_in_the_file_of_a_federation(tmp_path: Path) -> None:
         load_federation(tmp_path / "federation.toml", replaced={"differential_privacy": {"mechanism": "central"}})
 
 
+@pytest.mark.sampled(every=3)
 def test_a_clip_that_follows_a_noisy_count(make: Make) -> None:
     """Andrew et al. 2021: the clip moves by the share of clipped updates, which is a secure count with noise."""
     bundle = bundle_of(make, clip=None)
@@ -221,6 +226,7 @@ def test_a_clip_that_follows_a_noisy_count(make: Make) -> None:
         assert row.metrics == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_target_includes_the_counts(make: Make) -> None:
     noise = DifferentialPrivacy(mechanism="central", epsilon=8.0, clip_noise=3.0, delta=1e-5)
     found = simulate(bundle_of(make, clip=None), fields(), rounds=3, differential_privacy=noise)

@@ -36,6 +36,7 @@ def flat(parameters: Any) -> np.ndarray:
     return np.concatenate([np.asarray(parameters[name], np.float64).reshape(-1) for name in sorted(parameters)])
 
 
+@pytest.mark.sampled(every=3)
 def test_the_model_gets_the_inverse_matrix_times_independent_noise(make: Make) -> None:
     bundle, rounds = bundle_of(make), 40
     begin = flat(bundle.parameters())
@@ -50,6 +51,7 @@ def test_the_model_gets_the_inverse_matrix_times_independent_noise(make: Make) -
     assert moved.std() == pytest.approx(gain * deviation, rel=5 / math.sqrt(2 * moved.size))
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_rest_until_others_had_their_rounds(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     cohorts = drawn_by(make, monkeypatch, rounds=9)
     assert all(len(each) == 1 for each in cohorts)
@@ -92,6 +94,7 @@ def test_a_cohort_without_those_that_rest() -> None:
     assert draw_cohort(20, 6, 3, 5).tolist() == draw_cohort(20, 6, 3, 5, set()).tolist()
 
 
+@pytest.mark.sampled(every=3)
 def test_the_account_and_the_end_of_a_run(make: Make) -> None:
     bundle = bundle_of(make)
     found = simulate(bundle, fields(), rounds=6, cohort=1, differential_privacy=correlated(3.0))
@@ -116,6 +119,7 @@ def test_a_target_for_all_rounds(make: Make) -> None:
     assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
 
 
+@pytest.mark.sampled(every=3)
 def test_a_run_that_goes_on_takes_back_what_it_added_before(make: Make, tmp_path: Path) -> None:
     bundle = bundle_of(make)
 

@@ -63,6 +63,7 @@ def test_the_model_moves_by_the_mean_and_the_noise_of_all_devices(make: Make, ru
     assert runs[0].history[0].multiplier == pytest.approx(0.01 * math.sqrt(3 / 2), rel=0.05)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_account_counts_the_noise_of_those_that_stayed(make: Make) -> None:
     found = simulate(bundle_of(make), fields(), rounds=8, differential_privacy=distributed(2.0), dropout=0.2, seed=3)
     multipliers: list[float] = []
@@ -117,6 +118,7 @@ def test_more_colluders_take_more_noise(make: Make) -> None:
     assert many.history[0].multiplier == pytest.approx(0.01 * math.sqrt(2 / 2), rel=0.05)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("run", [{"client_axis": "off"}, {"client_axis": "on"}, {"aggregation": "median"}], ids=str)
 def test_devices_of_plain_rounds_add_all_of_the_noise(make: Make, run: dict[str, Any]) -> None:
     """Each shortens its noisy update to the clip, so the mean of four is half as long as that, or shorter."""

@@ -132,6 +132,7 @@ def test_noise_is_drawn_for_each_device_by_itself(make: Make, monkeypatch: pytes
     assert any((quiet.parameters[name] != again.parameters[name]).any() for name in expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_client_that_diverges_drops_out(make: Make) -> None:
     bundle, data = bundle_of(make, "fedavg"), fields()
     data[1]["input"] = np.full_like(data[1]["input"], np.nan)
@@ -143,6 +144,7 @@ def test_a_client_that_diverges_drops_out(make: Make) -> None:
         assert all(np.isfinite(value).all() for value in found.parameters.values())
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("axis", ["off", "on"])
 def test_examples_that_do_not_fit_name_the_client(make: Make, axis: str) -> None:
     bundle, data = bundle_of(make, "fedavg"), fields()

@@ -106,6 +106,7 @@ def test_devices_measure_what_pytorch_measures_on_their_own_model(make: Make, st
     assert pq.read_table(tmp_path / "rounds.parquet").to_pydict()["loss worst 10%"][-1] == spread.worst.value
 
 
+@pytest.mark.sampled(every=3)
 def test_examples_held_out_by_the_caller_and_some_of_the_devices(make: Make) -> None:
     bundle = bundle_of(make, "fedavg")
     own = [{name: array[:1] for name, array in each.items()} for each in fields()]
@@ -120,6 +121,7 @@ def test_examples_held_out_by_the_caller_and_some_of_the_devices(make: Make) -> 
     assert [found.clients[number].examples for number in range(4)] == list(reference.SIZES)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_cannot_be_evaluated_is_told(make: Make) -> None:
     bundle = bundle_of(make, "fedavg")
     with pytest.raises(SimulationError, match=r"hold_out: 1\.0 is not above 0 and below 1"):

@@ -106,6 +106,7 @@ def test_held_out_examples_are_on_no_device(write: Write, tmp_path: Path) -> Non
     assert key(everything) == key(loaded(tmp_path)["x"])
 
 
+@pytest.mark.sampled(every=3)
 def test_functions_of_one_s_own(write: Write, tmp_path: Path) -> None:
     """A module as the model; arrays of another type, and devices that are divided already."""
     more = 'data = { python = "own.py:arrays" }\npartition = { how = "by", field = "person", clients = 4 }'
@@ -122,6 +123,7 @@ def test_functions_of_one_s_own(write: Write, tmp_path: Path) -> None:
     assert prepared.clients.take(1)["input"].dtype == np.float32
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_trains_as_it_says(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Bundle]
 ) -> None:
@@ -147,6 +149,7 @@ def test_the_example_is_a_file(tmp_path: Path) -> None:
     assert (request.population, request.min_cohort, request.hyperparameters) == ("pupils", 8, {"server_lr": 1.0})
 
 
+@pytest.mark.sampled(every=3)
 def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_path: Path) -> None:
     """Whoever is slow comes too late for a round's goal; the trace's file lies beside the federation's."""
     (tmp_path / "trace.csv").write_text("seconds_per_step,down,up\n" + "0.5,,\n" * 3 + "80,,\n")
@@ -294,6 +297,7 @@ def test_tables_and_curves_have_what_happened(write: Write, tmp_path: Path) -> N
         result.plot(tmp_path / "curves.gif")
 
 
+@pytest.mark.sampled(every=3)
 def test_a_run_ends_where_its_follower_says_and_goes_on(write: Write) -> None:
     federation = load_federation(write(), ["run.folder=run"])
     stopped = federation.run(lambda row: row.number < 2)
@@ -306,6 +310,7 @@ def test_a_run_ends_where_its_follower_says_and_goes_on(write: Write) -> None:
         np.testing.assert_array_equal(found.parameters[name], value)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_robust_rule_and_an_attack_are_tables(write: Write) -> None:
     rule = 'privacy = "plain"\naggregation = { rule = "median", tolerated = 1 }\n'
     rule += 'attack = { name = "ipm", share = 0.3 }\n'
@@ -325,6 +330,7 @@ def test_a_robust_rule_and_an_attack_are_tables(write: Write) -> None:
         load_federation(write(DATA + rule.replace("median", "medoid")))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("labels", "remedy"),
     [

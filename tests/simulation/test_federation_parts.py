@@ -38,6 +38,7 @@ def simulated(data: dict[str, np.ndarray], rest: np.ndarray, root: dict[str, np.
     return archipel.simulate(imported(dense), devices, privacy="plain", aggregation="fltrust", root=root, **OPTIONS)
 
 
+@pytest.mark.sampled(every=3)
 def test_rows_of_the_training_data_are_the_servers_own_and_on_no_device(write: Write, tmp_path: Path) -> None:
     data, rows = loaded(tmp_path), [3, 11, 30, 31, 50]
     rest = np.array([row for row in range(len(data["y"])) if row not in rows])
@@ -62,6 +63,7 @@ def test_a_share_of_the_training_data_is_the_servers_own(write: Write, tmp_path:
     np.testing.assert_array_equal(tests[0]["input"], tests[1]["input"])  # type: ignore[index,call-overload]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_file_has_the_servers_own_examples(write: Write, tmp_path: Path) -> None:
     data = loaded(tmp_path)
     np.savez(tmp_path / "trusted.npz", x=data["x"][:9].astype(np.float64), y=data["y"][:9])
@@ -76,6 +78,7 @@ def test_a_file_has_the_servers_own_examples(write: Write, tmp_path: Path) -> No
         load_federation(write(own, FILE.replace("cohort = 2\n", "")), ["root={share=0.1}"]).prepare()
 
 
+@pytest.mark.sampled(every=3)
 def test_the_clock_times_a_file_with_a_root(write: Write, tmp_path: Path) -> None:
     """The trace's fifth row is the root's: nine examples in batches of 4, twice, are six steps of 30 s."""
     data = loaded(tmp_path)

@@ -18,6 +18,7 @@ from tests.simulation.test_engines import bundle_of, fields
 Make = Callable[..., Bundle]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_masked_rounds_give_the_same_model(make: Make, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of(make, "fedavg")
@@ -55,6 +56,7 @@ def test_a_wrong_sum_is_noticed(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
         archipel.simulate(bundle_of(make, "fedavg"), fields(), rounds=1, masks=True, client_axis="off")
 
 
+@pytest.mark.sampled(every=3)
 def test_plain_rounds_have_no_masks(make: Make) -> None:
     with pytest.raises(SimulationError, match="masks: a round with privacy 'plain' has none"):
         archipel.simulate(bundle_of(make, "fedavg"), fields(), rounds=1, privacy="plain", masks=True)

@@ -46,6 +46,7 @@ def local_deltas(bundle: Bundle, given: list[dict[str, np.ndarray]], number: int
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("axis", ["off", "on"])
 def test_a_plain_round_with_a_median_moves_the_model_by_the_median_of_the_devices(make: Make, axis: Any) -> None:
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(5)
@@ -57,6 +58,7 @@ def test_a_plain_round_with_a_median_moves_the_model_by_the_median_of_the_device
         assert_allclose(found.parameters[name], before[name] + np.median(rows, axis=0), atol=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_secure_groups_give_the_rule_over_their_weighted_means(make: Make) -> None:
     """Devices have different numbers of examples, so a group's mean is weighted."""
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(6)
@@ -130,6 +132,7 @@ def test_attackers_are_the_share_that_was_asked_for_and_train_on_flipped_labels(
             np.testing.assert_array_equal(other.parameters[name], value)
 
 
+@pytest.mark.sampled(every=3)
 def test_fltrust_follows_the_servers_own_examples(make: Make) -> None:
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(5)
     root = given[4]
@@ -225,6 +228,7 @@ def test_strategies_whose_updates_a_rule_cannot_compare_are_refused(
         simulate(bundle, fields(), rounds=1, privacy="plain", aggregation="median", client_axis="off")
 
 
+@pytest.mark.sampled(every=3)
 def test_groups_whose_sums_are_really_masked_come_to_the_same_model(make: Make) -> None:
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(6)
     options: dict[str, Any] = {

@@ -28,6 +28,7 @@ class KilledError(Exception):
     """Stands for SIGKILL: nothing after it runs."""
 
 
+@pytest.mark.sampled(every=3)
 def test_cohorts_are_drawn_without_replacement_and_evenly() -> None:
     counts = np.zeros(50, np.int64)
     for number in range(2000):
@@ -49,6 +50,7 @@ def test_draws_depend_on_what_they_are_for() -> None:
     assert len(set(seeds)) == 200
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_that_drop_out_are_not_in_the_sum(make: Make) -> None:
     found = archipel.simulate(bundle_of(make, "fedavg"), fields(), rounds=20, dropout=0.4, client_axis="off")
     assert all(row.drawn == 4 for row in found.history)
@@ -104,6 +106,7 @@ def test_a_run_killed_at_any_write_ends_at_the_same_model(
     assert limit > 6, "each round is saved, so there are several writes"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_kill_costs_no_more_than_the_rounds_since_the_first_or_the_last_save(make: Make, tmp_path: Path) -> None:
     bundle = bundle_of(make, "fedavg")
 
@@ -120,6 +123,7 @@ def test_a_kill_costs_no_more_than_the_rounds_since_the_first_or_the_last_save(m
     assert again == [2, 3, 4]
 
 
+@pytest.mark.sampled(every=3)
 def test_what_devices_keep_is_on_the_disk_before_a_round_counts(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +148,7 @@ def test_what_devices_keep_is_on_the_disk_before_a_round_counts(
     assert counted == [set()] * 3
 
 
+@pytest.mark.sampled(every=3)
 def test_a_folder_is_one_run_s_at_a_time(make: Make, tmp_path: Path) -> None:
     bundle, refused = bundle_of(make, "fedavg"), []
 
@@ -181,6 +186,7 @@ def test_a_damaged_folder_is_refused(make: Make, damage: str, tmp_path: Path) ->
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_folder_with_another_run_is_refused(make: Make, tmp_path: Path) -> None:
     bundle = bundle_of(make, "fedavg")
     archipel.simulate(bundle, fields(), rounds=1, folder=tmp_path)

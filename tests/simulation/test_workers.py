@@ -140,6 +140,7 @@ def has(client: int) -> Callable[[Any], bool]:
     return lambda message: isinstance(message, list) and client in message
 
 
+@pytest.mark.sampled(every=3)
 def test_the_first_worker_measures_for_all(make: Make, tmp_path: Path) -> None:
     bundle, settings = make("fedavg"), RoundSettings(cohort=4)
     given = WorkerSettings(bundle.folder, bundle.publisher, clients(), tmp_path, settings, 1, "cpu")

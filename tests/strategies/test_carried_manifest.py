@@ -53,6 +53,7 @@ CASES: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_contradiction_is_refused(make: Make, name: str) -> None:
     change, why = CASES[name]

@@ -57,6 +57,7 @@ def private_rounds(bundle: Bundle, clip: float, noise: float) -> Tensors:
     return averaged_rounds(tensors(module), local)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("noise", [0.0, 1.5])
 def test_dpsgd(make: Make, noise: float) -> None:
     bundle = make("dpsgd", strategy_options={"example_clip": 0.5, "noise_multiplier": noise})
@@ -68,6 +69,7 @@ def test_dpsgd(make: Make, noise: float) -> None:
     assert_same(task.parameters, private_rounds(bundle, 0.5, noise), atol=1e-4 if noise else 1e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_dpsgd_noise_is_as_large_as_it_says(make: Make) -> None:
     """With gradients of almost nothing (a rate of 1 and one step), what is left is the noise over the batch's size."""
     bundle = make(

@@ -61,6 +61,7 @@ def reference(select: Callable[[torch.Tensor, int], torch.Tensor], monkeypatch: 
     return w
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("axis", ["off", "on"])
 def test_top_k_sends_the_largest_and_keeps_the_rest(make: Make, monkeypatch: pytest.MonkeyPatch, axis: str) -> None:
     def select(wanted: torch.Tensor, number: int) -> torch.Tensor:
@@ -73,6 +74,7 @@ def test_top_k_sends_the_largest_and_keeps_the_rest(make: Make, monkeypatch: pyt
         np.testing.assert_allclose(found.parameters[name], value.numpy(), atol=2e-5, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
 def test_random_k_sends_places_that_all_devices_share(
     make: Make, monkeypatch: pytest.MonkeyPatch, privacy: str
@@ -112,6 +114,7 @@ def test_what_is_sent_keeps_to_the_clip_and_devices_say_so(make: Make) -> None:
         assert row.step <= 0.05 * (1 + 1e-3)
 
 
+@pytest.mark.sampled(every=3)
 def test_bytes_follow_the_share(make: Make) -> None:
     size = {}
     for compress, options in (
@@ -133,6 +136,7 @@ def wide() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(200, 50))
 
 
+@pytest.mark.sampled(every=3)
 def test_what_does_not_go_together_is_refused(make: Make) -> None:
     with pytest.raises(SimulationError, match="set privacy to 'plain'"):
         rounds(make, "top_k", privacy="secure")

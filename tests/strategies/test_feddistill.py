@@ -57,6 +57,7 @@ def distilled(
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
+@pytest.mark.sampled(every=3)
 def test_three_rounds(make: Make) -> None:
     strength = 0.6
     # One class is on two devices only, so that rows have means of other devices than others.
@@ -99,6 +100,7 @@ def test_a_class_that_nobody_had_keeps_its_row_and_foreign_weights_are_refused()
             step(wrong)
 
 
+@pytest.mark.sampled(every=3)
 def test_both_engines_and_statistics_that_stay(make: Make) -> None:
     """BatchNormalization's statistics stay on the device, and labels that are ignored count nowhere."""
     loss = losses.cross_entropy(ignore_index=-1)
@@ -150,6 +152,7 @@ def test_devices_with_different_models_share_a_table(make: Make, tmp_path: Path)
         archipel.simulate([make("fedavg"), make("fedavg", wide)], data, rounds=1)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_it_refuses(make: Make) -> None:
     def sequence() -> nn.Module:
         return nn.Sequential(OrderedDict(conv=nn.Conv1d(2, CLASSES, 3)))

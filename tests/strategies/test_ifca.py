@@ -49,6 +49,7 @@ def loss_of(module: nn.Module, at: Tensors, x: np.ndarray, y: np.ndarray) -> flo
     return float(nn.functional.cross_entropy(logits, torch.tensor(y)))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_three_rounds(make: Make, decay: float) -> None:
     """Model averaging, all devices in each round: each cluster's model is the weighted mean of its devices' models."""
@@ -82,6 +83,7 @@ def test_three_rounds(make: Make, decay: float) -> None:
         assert_same(source_model(device).parameters, models[choice])
 
 
+@pytest.mark.sampled(every=3)
 def test_the_first_models_lie_around_the_given_one(make: Make) -> None:
     given = imported(dense).parameters
     for name, found in make("ifca", strategy_options=OPTIONS).parameters().items():
@@ -95,6 +97,7 @@ def test_the_first_models_lie_around_the_given_one(make: Make) -> None:
         assert np.abs(found[1] - found[2]).max() > 0.1 * size
 
 
+@pytest.mark.sampled(every=3)
 def test_each_of_the_models_can_be_opened(make: Make) -> None:
     key = generate_key()
     bundle = make("ifca", strategy_options=OPTIONS, key=key)
@@ -122,6 +125,7 @@ def test_a_model_that_nobody_chose_stays_and_foreign_weights_are_refused() -> No
             step(wrong)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_model_that_has_diverged_is_not_chosen(make: Make) -> None:
     bundle = make("ifca", strategy_options=OPTIONS)
     parameters = {name: array.copy() for name, array in bundle.parameters().items()}
@@ -132,6 +136,7 @@ def test_a_model_that_has_diverged_is_not_chosen(make: Make) -> None:
     assert device.state.state["models/choice"] != 0
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_find_their_cluster(make: Make) -> None:
     """Eight devices of two kinds, whose classes are numbered differently: one model cannot serve both."""
     rng, data = np.random.default_rng(0), []

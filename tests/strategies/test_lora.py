@@ -25,6 +25,7 @@ from tests.support.simulation import (
 Make = Callable[..., Bundle]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("full", [(), ("head.bias",)])
 def test_lora_on_a_gemm_and_a_conv(make: Make, full: tuple[str, ...]) -> None:
     """Hu et al. 2022, section 4.1: W + alpha / r B A, W fixed. A and B are averaged each on its own."""

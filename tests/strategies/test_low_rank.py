@@ -72,6 +72,7 @@ def test_warm_starts_lead_to_the_best_approximation() -> None:
     assert ours[-1] <= theirs[-1]
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_come_out_as_the_formula_says(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "round_seed", lambda number, client: device_seed(0, number + 1, client))
     options = {"clip": 50.0, "bits": 24, "compress": "low_rank", "compress_rank": 1, "weight_cap": 40}
@@ -112,6 +113,7 @@ def test_rounds_come_out_as_the_formula_says(make: Make, monkeypatch: pytest.Mon
             np.testing.assert_allclose(found.parameters[name], value.numpy(), atol=2e-4, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_convolutions_are_matrices_of_their_first_axis(make: Make) -> None:
     options = {"clip": 50.0, "compress": "low_rank", "compress_rank": 1}
     bundle = make("fedavg", convolutional, (2, 4, 4), strategy_options=options)
@@ -124,6 +126,7 @@ def test_convolutions_are_matrices_of_their_first_axis(make: Make) -> None:
     assert [row.failed for row in found.history] == [""] * 2
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_sent_keeps_to_the_clip(make: Make) -> None:
     options = {"clip": 0.05, "compress": "low_rank", "compress_rank": 1}
     found = archipel.simulate(make("fedavg", dense, strategy_options=options), clients(), rounds=3)

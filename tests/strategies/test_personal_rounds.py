@@ -49,6 +49,7 @@ def paired(module: nn.Module, w: Tensors, number: int, client: int, alpha: float
     return w
 
 
+@pytest.mark.sampled(every=3)
 def test_perfedavg(make: Make) -> None:
     """Fallah et al. 2020, algorithm 1 without the Hessian."""
     alpha = 0.1
@@ -58,6 +59,7 @@ def test_perfedavg(make: Make) -> None:
     assert_same(task.parameters, w)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_step_of_perfedavg_without_its_second_one_does_not_count(make: Make) -> None:
     """With one epoch there are 2, 3, 4 and 5 steps, and so 1, 1, 2 and 2 pairs."""
     task = simulate(make("perfedavg", epochs=1, strategy_options={"inner_lr": 0.1}), clients(), rounds=1)
@@ -67,6 +69,7 @@ def test_a_step_of_perfedavg_without_its_second_one_does_not_count(make: Make) -
     assert_same(task.parameters, averaged(w, ends))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("inner", [1, 3])
 def test_pfedme(make: Make, inner: int) -> None:
     """T Dinh et al. 2020, algorithm 1, with a proximal step on theta for each batch, and theta kept between rounds."""
@@ -93,6 +96,7 @@ def test_pfedme(make: Make, inner: int) -> None:
         assert_answers(device, x, module, theta)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("features", [None, "tanh"])
 def test_moon(make: Make, features: str | None) -> None:
     """Li et al. 2021, equations 3 and 4; the features are what the head reads. The first previous model is w_0."""
@@ -142,6 +146,7 @@ def test_fedper(make: Make) -> None:
         assert_same(device.state.personal, head)
 
 
+@pytest.mark.sampled(every=3)
 def test_fedrep(make: Make) -> None:
     """Collins et al. 2021, algorithm 1: head epochs on the received body, then an epoch of the body with that head."""
     task = simulate(make("fedrep", strategy_options={"personal": "head.*", "personal_epochs": 3}), clients())
@@ -157,6 +162,7 @@ def test_fedrep(make: Make) -> None:
         assert_same(device.state.personal, head)
 
 
+@pytest.mark.sampled(every=3)
 def test_fedbn(make: Make) -> None:
     """Li et al. 2021: everything is averaged but the normalization, whose running statistics stay as well."""
     task = simulate(make("fedbn", normalized), clients())
@@ -177,6 +183,7 @@ def test_fedbn(make: Make) -> None:
         assert_same(device.state.state, buffer)
 
 
+@pytest.mark.sampled(every=3)
 def test_ditto(make: Make) -> None:
     """Li et al. 2021, algorithm 1: beside federated averaging, v_k - lr (grad F_k(v_k) + lambda (v_k - w_t))."""
     strength = 0.6

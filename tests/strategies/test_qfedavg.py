@@ -17,6 +17,7 @@ from tests.support.simulation import LR, ROUNDS, assert_same, clients, dense, de
 Make = Callable[..., Bundle]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("q", [0.0, 0.5, 3.0])
 def test_qfedavg(make: Make, q: float) -> None:
     """Li et al. 2020, algorithm 2, with D_k = (w - w_k) / lr:
@@ -41,6 +42,7 @@ def test_qfedavg(make: Make, q: float) -> None:
     assert_same(task.parameters, w)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_with_a_larger_loss_weighs_more(make: Make) -> None:
     """The same examples, once with labels that the model has learned and once with others; both weights are bounded."""
     bundle = make("qfedavg", strategy_options={"q": 2.0, "weight_cap": 50, "loss_cap": 2.0})

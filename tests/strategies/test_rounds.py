@@ -30,6 +30,7 @@ from tests.support.simulation import (
 Make = Callable[..., Bundle]
 
 
+@pytest.mark.sampled(every=3)
 def test_fedavg(make: Make) -> None:
     task = simulate(make("fedavg"), clients())
     module = dense()
@@ -37,6 +38,7 @@ def test_fedavg(make: Make) -> None:
     assert_same(task.parameters, w)
 
 
+@pytest.mark.sampled(every=3)
 def test_fedprox(make: Make) -> None:
     """Li et al. 2020, algorithm 2: the minimum of F_k(w) + mu / 2 |w - w_t|^2, approached by SGD."""
     mu = 0.7
@@ -51,6 +53,7 @@ def test_fedprox(make: Make) -> None:
     assert_same(task.parameters, averaged_rounds(tensors(module), local))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_scaffold(make: Make, momentum: float) -> None:
     """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1.
@@ -86,6 +89,7 @@ def test_scaffold(make: Make, momentum: float) -> None:
         assert_same(device.state.state, {f"own_control/{name}": value for name, value in own[i].items()})
 
 
+@pytest.mark.sampled(every=3)
 def test_feddyn(make: Make) -> None:
     """Acar et al. 2021, algorithm 1, all devices in each round: each solves for L - <g, w> + alpha / 2 |w - w_t|^2."""
     alpha = 0.3
@@ -110,6 +114,7 @@ def test_feddyn(make: Make) -> None:
         assert_same(device.state.state, {f"own_gradient/{name}": value for name, value in g.items()})
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedsgd(make: Make, momentum: float) -> None:
     """McMahan et al. 2017: w - lr sum n_k / n grad F_k(w), which is gradient descent on all examples together.
@@ -132,6 +137,7 @@ def test_fedsgd(make: Make, momentum: float) -> None:
         assert_same(device.state.state, expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_reptile(make: Make) -> None:
     """Nichol et al. 2018, algorithm 2: phi + eps / n sum (W_i - phi), here with an outer rate of 0.3."""
     task = simulate(make("reptile"), clients(), server={"server_lr": 0.3})
@@ -143,6 +149,7 @@ def test_reptile(make: Make) -> None:
     assert_same(task.parameters, w)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_fednova(make: Make, momentum: float) -> None:
     """Wang et al. 2020, section 4: x - lr tau_eff sum p_i d_i, d_i = G_i a_i / |a_i|_1, tau_eff = sum p_i |a_i|_1."""

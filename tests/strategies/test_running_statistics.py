@@ -104,6 +104,7 @@ def test_moments_of_devices_become_those_of_all_their_examples(fedavg: Bundle) -
     assert (np.abs(within - every.var(0)) / every.var(0)).max() > 0.3
 
 
+@pytest.mark.sampled(every=3)
 def test_statistics_far_away_are_reached_in_a_few_rounds(fedavg: Bundle) -> None:
     """From mean 0 and variance 1, with which networks begin, to features of which none was ever scaled."""
     scale = np.array([3e-3, 1.0, 50.0, 700.0, 2e4], np.float32)
@@ -124,6 +125,7 @@ def test_statistics_far_away_are_reached_in_a_few_rounds(fedavg: Bundle) -> None
     np.testing.assert_allclose(at[VARIANCE] + 1e-5, every.var(0) + 1e-5, rtol=1e-2)
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_are_those_of_pytorch(make: Make) -> None:
     """Three rounds with weights and running means averaged; variances by the law of total variance."""
     task = simulate(make("fedavg", normalized, strategy_options={"statistics_range": 30.0}), clients())
@@ -148,6 +150,7 @@ def test_rounds_are_those_of_pytorch(make: Make) -> None:
         np.testing.assert_allclose(task.parameters[name], value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_ditto_has_statistics_of_its_own_model_beside_the_shared_ones(make: Make) -> None:
     task = simulate(make("ditto", normalized), clients(), rounds=1)
     for device in task.devices:
@@ -187,6 +190,7 @@ def test_without_batch_normalization_nothing_changes(make: Make) -> None:
     assert first_state(bundle) == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_layer_that_is_used_twice_has_one_pair(make: Make) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -201,6 +205,7 @@ def test_a_layer_that_is_used_twice_has_one_pair(make: Make) -> None:
     assert shared_statistics(bundle.manifest) == (PAIR,)
 
 
+@pytest.mark.sampled(every=3)
 def test_layers_that_share_one_statistic_only_are_refused() -> None:
     """What exporters make of equal initializers: two layers with one running mean, and variances of their own."""
     model = Model.from_torch(

@@ -36,6 +36,7 @@ def client_deltas(w: Tensors, number: int) -> list[Tensors]:
     return [{name: end[name] - w[name] for name in w} for end in ends]
 
 
+@pytest.mark.sampled(every=3)
 def test_fedavgm(make: Make) -> None:
     """Hsu et al. 2019, section 4: v = beta v + the mean change, then w + v, here times a rate: PyTorch's SGD."""
     task = simulate_rounds(make("fedavgm"), clients(), server={"server_lr": 0.7, "beta": 0.8})
@@ -51,6 +52,7 @@ def test_fedavgm(make: Make) -> None:
     assert_same(task.server_state, momentum)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_adaptive(make: Make, name: str) -> None:
     """Reddi et al. 2021, algorithm 2, with v_-1 = tau^2."""
@@ -126,6 +128,7 @@ SIZE = sum(value.numel() for value in dense().parameters())
 betas = st.sampled_from([(0.9, 0.99), (0.0, 0.9), (0.0, 0.0), (0.5, 0.3), (0.9, 0.85), (0.7, 0.9999), (0.99, 0.999)])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ADAPTIVE)
 @settings(max_examples=30)
 @given(data=st.data())
@@ -194,6 +197,7 @@ def test_a_sum_without_weight_leaves_the_moments() -> None:
 # --- extrapolation ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_fedexp(make: Make, weighting: str) -> None:
     """Jhunjhunwala et al. 2023, algorithm 1, with the weighted mean of the squared norms."""
@@ -235,6 +239,7 @@ def test_the_squared_norm_of_a_short_update_survives_rounding(make: Make) -> Non
 # --- what devices see ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [*ADAPTIVE, "fedavgm", "fedexp"])
 def test_devices_get_none_of_the_servers_state(make: Make, name: str) -> None:
     """Its bound is of no use to them, so a server that sends moments is refused, however many rounds it claims."""

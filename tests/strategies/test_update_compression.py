@@ -128,6 +128,7 @@ def finished(bundle: Bundle, start: dict[str, Any], end: dict[str, Any], **value
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
+@pytest.mark.sampled(every=3)
 def test_the_graph_rotates_and_rounds_to_whole_steps_without_bias(make: Make) -> None:
     bundle = make("fedavg", strategy_options={"clip": 50.0, "bits": 4, "value_range": 0.7, "compress": "rotation"})
     port = packed(bundle)
@@ -147,6 +148,7 @@ def test_the_graph_rotates_and_rounds_to_whole_steps_without_bias(make: Make) ->
     assert len(np.unique(drawn[:, 0, 0])) == 2
 
 
+@pytest.mark.sampled(every=3)
 def test_few_bits_lose_less_when_rotated(make: Make) -> None:
     """The error of the mean of 20 heavy-tailed updates, against plain rounding with the same bits."""
     errors: dict[tuple[str | None, int], float] = {}
@@ -182,6 +184,7 @@ def dense_wide() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 3))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("strategy", ["fedavg", "fednova", "scaffold", "qfedavg", "fedexp", "feddyn"])
 def test_rounds_with_many_bits_come_out_as_without_it(make: Make, strategy: str) -> None:
     given: dict[str, Any] = {"clip": 50.0, "bits": 24, **({"control_clip": 1000.0} if strategy == "scaffold" else {})}
@@ -215,6 +218,7 @@ def test_what_does_not_go_together_is_refused(make: Make) -> None:
         archipel.simulate(bundle, clients(), rounds=1, mode="asynchronous", system=System(), cohort=2)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_clock_counts_the_bits_that_each_sum_needs(make: Make) -> None:
     """10 devices with 4 bits: sums of up to 70 in 8 bits; without it the weight makes every entry 16 bits wide."""
     bytes_up = {}

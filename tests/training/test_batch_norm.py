@@ -120,6 +120,7 @@ def test_several_steps_carry_the_statistics(model: Model, batches: Batches) -> N
         np.testing.assert_allclose(several.tensors[name], value, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 def test_frozen_statistics_are_constants(module: nn.Module, model: Model, batches: Batches) -> None:
     expected, trained = train(module, batches, False)
     step = training.step_graph(model, LOSS, SGD, batch_norm="frozen")
@@ -190,6 +191,7 @@ def test_a_layer_used_twice_moves_its_statistics_twice() -> None:
     np.testing.assert_allclose(runner.tensors["v"], norm.running_var, rtol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_models_exported_for_training_and_statistics_that_are_computed() -> None:
     exported = SHARED.replace("<momentum = 0.8>", "<momentum = 0.8, training_mode = 1>")
     exported = exported.replace("y = Batch", "y, n, w = Batch").replace("a = Batch", "a, k, l = Batch")

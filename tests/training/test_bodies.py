@@ -52,6 +52,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", [pytest.param("If", marks=pytest.mark.slow), "Loop"])
 def test_options_of_a_step(kind: str, tmp_path: Path) -> None:
     model, batches = network(kind, tmp_path)

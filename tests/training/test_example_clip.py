@@ -76,6 +76,7 @@ def test_norms_of_shared_weights_are_those_of_the_sum(module: type[nn.Module], w
     np.testing.assert_allclose(moved(step_of(network, x, clip), x.numpy(), y.numpy()), expected, atol=2e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_factors_are_not_rounded_to_float16(way: str) -> None:
     """The factor is 4e-8 here; the nearest number of float16 is 6e-8."""
     module = nn.Linear(64, 1, bias=False).half()
@@ -86,6 +87,7 @@ def test_factors_are_not_rounded_to_float16(way: str) -> None:
     assert np.linalg.norm(moved(step, x, y).astype(np.float64)) == pytest.approx(0.02, rel=1e-3)
 
 
+@pytest.mark.sampled(every=3)
 def test_mixed_precision_stores_no_gradient_of_a_linear_layer() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
@@ -97,6 +99,7 @@ def test_mixed_precision_stores_no_gradient_of_a_linear_layer() -> None:
     np.testing.assert_allclose(moved(step, x.numpy(), y.numpy()), plain, atol=2e-3)
 
 
+@pytest.mark.sampled(every=3)
 def test_mixed_precision_skips_an_update_that_is_not_finite(way: str) -> None:
     torch.manual_seed(0)
     step = step_of(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 3), precision="mixed")

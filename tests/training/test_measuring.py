@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from archipel.training import losses
 from archipel.training.evaluation import measure_graph
 
 
+@pytest.mark.sampled(every=3)
 def test_sums_over_batches_are_of_the_model_as_it_predicts() -> None:
     """Without dropout, with the running statistics, and weighted as the loss is."""
     torch.manual_seed(0)

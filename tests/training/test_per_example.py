@@ -38,6 +38,7 @@ def batches() -> Batches:
     ]
 
 
+@pytest.mark.sampled(every=3)
 def test_gradients_are_those_of_a_loop(model: Model, batches: Batches) -> None:
     reference = convolutional()
     parameters = list(reference.parameters())
@@ -74,6 +75,7 @@ def test_gradients_are_those_of_a_loop(model: Model, batches: Batches) -> None:
         np.testing.assert_allclose(runner.tensors[name], parameter.detach(), atol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_noise_has_the_declared_spread(model: Model, batches: Batches) -> None:
     multiplier, (x, y) = 1.5, batches[0]
     plain, noisy = (
@@ -112,6 +114,7 @@ def test_noised_sums_lie_on_the_grid(model: Model, batches: Batches) -> None:
     np.testing.assert_allclose(moved, np.round(moved), atol=0.05)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_stated_multiplier_covers_what_an_example_changes(model: Model, batches: Batches) -> None:
     """With the same noise, the sums over a batch and over the same without one of its examples differ by no more than
     scale / multiplier, in units of the noise; an example that is clipped uses what is not for rounding."""
@@ -182,6 +185,7 @@ def test_lanes_and_a_loop_over_the_examples_agree(noise: float, batches: Batches
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_large_example_with_a_tiny_error_is_clipped_as_well() -> None:
     """Its error squared is zero in float32, and its gradient 20 times the clip."""
     module = nn.Linear(1, 1, bias=False)
@@ -194,6 +198,7 @@ def test_a_large_example_with_a_tiny_error_is_clipped_as_well() -> None:
     np.testing.assert_allclose(runner.tensors["weight"], [[1e-3]], rtol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_has_no_gradient_per_example() -> None:
     options = {"per_example": training.per_example()}
     normalized = Model.from_torch(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.zeros(2, 3))
@@ -210,6 +215,7 @@ def test_numbers_are_checked(clip: float, noise: float) -> None:
         training.per_example(clip, noise)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_class_weights_and_ignored_labels(dtype: type) -> None:
     """One class weighs three times the other, one label in three is ignored, of the last example all are."""

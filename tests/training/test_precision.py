@@ -41,6 +41,7 @@ def batches() -> Batches:
     return found
 
 
+@pytest.mark.sampled(every=3)
 def test_losses_follow_float32(model: Model, batches: Batches) -> None:
     exact, narrow = (
         training.step_graph(model, LOSS, optimizers.sgd(momentum=0.9, lr=0.03), precision=precision)
@@ -146,6 +147,7 @@ def test_with_accumulation_the_scale_changes_with_the_updates() -> None:
     np.testing.assert_array_equal([s for _, s in found], 2.0 ** np.array([15, 15, 15, 14, 14, 14]))
 
 
+@pytest.mark.sampled(every=3)
 def test_per_example_gradients_in_mixed_precision(model: Model, batches: Batches) -> None:
     options = {"per_example": training.per_example(0.5)}
     exact, narrow = (
@@ -156,6 +158,7 @@ def test_per_example_gradients_in_mixed_precision(model: Model, batches: Batches
     np.testing.assert_allclose(found, expected, atol=0.01)
 
 
+@pytest.mark.sampled(every=3)
 def test_running_statistics_stay_as_they_are_in_a_skipped_step() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -171,6 +174,7 @@ def test_running_statistics_stay_as_they_are_in_a_skipped_step() -> None:
             assert np.array_equal(runner.tensors[name], before[name]) != moves, name
 
 
+@pytest.mark.sampled(every=3)
 def test_what_cannot_be_narrowed(model: Model) -> None:
     with pytest.raises(TrainingError, match=r"must be 'float32', 'mixed' or training.mixed\(...\), is 'half'"):
         training.step_graph(model, LOSS, optimizers.sgd(), precision="half")

@@ -229,6 +229,7 @@ def test_the_documentation_s_code_runs(pages: Pages, fleet: Fleet) -> None:
         assert [name for name in said if name != "waiting"] == ["enrolled", *ROUND]
 
 
+@pytest.mark.sampled(every=3)
 def test_one_device_per_profile(pages: Pages) -> None:
     with pages.tab(6) as first:
         first.open()
@@ -275,6 +276,7 @@ def test_what_the_owner_decides(pages: Pages, fleet: Fleet) -> None:
         assert info.refused == {"cohort": 1}
 
 
+@pytest.mark.sampled(every=3)
 def test_keys_that_no_script_can_read_and_their_end(pages: Pages) -> None:
     look = """async () => {
         const database = await new Promise((done) => {

@@ -61,6 +61,7 @@ def test_a_device_stores_no_more_than_one_update(world: World, fleet: list[Devic
     assert (world.stored("parts"), world.stored("updates")) == ({}, {})
 
 
+@pytest.mark.sampled(every=3)
 def test_nobody_else_sees_or_changes_them_and_they_end_with_the_round(world: World, fleet: list[Device]) -> None:  # noqa: F811
     device, other = fleet[:2]
     (stranger,) = world.add_devices(1)

@@ -52,6 +52,7 @@ def test_a_token_for_somebody_or_something_else(world: World, provider: LyingPro
     assert role_of(visitor) is None
 
 
+@pytest.mark.sampled(every=3)
 def test_an_answer_that_this_browser_has_not_asked_for(world: World, provider: LyingProvider) -> None:
     """A page of an attacker leads somebody to the callback with the attacker's own code, to log them in as the
     attacker."""
@@ -69,6 +70,7 @@ def test_an_answer_that_this_browser_has_not_asked_for(world: World, provider: L
     assert provider.asked == [], "nothing was asked with a code of somebody else"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_cookie_of_ones_own_making(world: World, provider: LyingProvider) -> None:
     visitor = Visitor(world)
     begin(visitor)
@@ -80,6 +82,7 @@ def test_a_cookie_of_ones_own_making(world: World, provider: LyingProvider) -> N
         assert "his browser has begun no login" in answer.get_data(as_text=True)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_answer_comes_too_late_or_a_second_time(world: World, provider: LyingProvider) -> None:
     provider.clock = world.clock
     visitor = Visitor(world)

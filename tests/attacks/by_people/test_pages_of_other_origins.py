@@ -64,6 +64,7 @@ def reads(client: Client, origin: str, method: str, path: str, **shown: str) -> 
     return found
 
 
+@pytest.mark.sampled(every=3)
 def test_the_page_on_the_list_reads_what_devices_use(client: Client) -> None:
     """What the other tests rely on: here a browser hands out the answer."""
     for line in FOR_DEVICES:
@@ -77,12 +78,14 @@ def test_pages_that_are_not_on_the_list_read_nothing(client: Client, origin: str
         assert reads(client, origin, line.method, concrete(line.path)) == [], line.route
 
 
+@pytest.mark.sampled(every=3)
 def test_a_server_without_a_list_answers_no_other_origin(world: World) -> None:  # noqa: F811
     for client in client_of(world, []):
         for line in MATRIX:
             assert reads(client, LISTED, line.method, concrete(line.path)) == [], line.route
 
 
+@pytest.mark.sampled(every=3)
 def test_the_page_on_the_list_reads_nothing_on_the_routes_of_operators(client: Client) -> None:
     assert len(FOR_OTHERS) > 40
     for line in FOR_OTHERS:

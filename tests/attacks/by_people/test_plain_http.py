@@ -59,6 +59,7 @@ def test_a_token_of_such_a_server_sends_nothing(tmp_path: Path) -> None:
             assert agent.device_id == ""
 
 
+@pytest.mark.sampled(every=3)
 def test_the_operators_token_stays_here(
     archipel: Callable[..., tuple[str, str]],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

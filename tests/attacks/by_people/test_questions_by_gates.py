@@ -74,6 +74,7 @@ def test_a_question_is_withdrawn_with_its_rollout(world: World, fleet: Fleet, ho
     fleet.post(f"tasks/{task}/approve", status=409, headers=token(world, "analyst"))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_question_is_not_let_go_while_its_rollout_is_paused(world: World, fleet: Fleet) -> None:  # noqa: F811
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)

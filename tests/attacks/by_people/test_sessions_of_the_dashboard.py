@@ -69,6 +69,7 @@ def test_a_form_needs_the_token_of_its_session(world: World, victim: Visitor, cs
     assert victim.get("/dashboard/").status_code == 200
 
 
+@pytest.mark.sampled(every=3)
 def test_no_address_changes_anything_by_being_opened(world: World, victim: Visitor) -> None:
     """A picture of another site's page may have any address; the browser opens it."""
     task = world.create_task()
@@ -123,6 +124,7 @@ def flags(answer: TestResponse) -> set[str]:
     return {part.strip() for part in cookie.split(";")[1:]}
 
 
+@pytest.mark.sampled(every=3)
 def test_the_cookie_never_travels_in_the_clear_and_no_script_reads_it(world: World) -> None:
     answer = Visitor(world, base=HTTPS).log_in(world.operator_token)
     assert answer.headers["Set-Cookie"].startswith("__Host-archipel=")

@@ -47,6 +47,7 @@ def open_events(visitor: Visitor, task: str, **headers: str) -> tuple[int, str]:
     return answer.status_code, answer.get_data(as_text=True)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_of_another_population_and_a_device_watch_nothing(world: World) -> None:
     task = world.create_task(name="hush-2718")["task_id"]
     for role in ("operator", "analyst", "auditor"):
@@ -83,6 +84,7 @@ def test_a_page_of_another_site_reads_no_stream(world: World) -> None:
     assert (cookie.same_site, cookie.http_only) == ("Strict", True)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_stream_does_not_outlive_its_token(
     world: World,
     monkeypatch: pytest.MonkeyPatch,

@@ -158,6 +158,7 @@ def test_all_rounds_together_tell_no_more_than_correlated_noise_allows() -> None
     assert advantage > alone + 4 * math.sqrt(0.5 / trials)
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_else_that_is_released_has_the_exact_sum(world: World, tmp_path: Path) -> None:  # noqa: F811
     """The weights log has the digest of a sum, the round a result and a sum of weights: all of the noisy one."""
     noisy = equal_weights(world, tmp_path / "equal")

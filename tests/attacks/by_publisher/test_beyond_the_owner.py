@@ -130,6 +130,7 @@ def test_what_the_manifest_shows_costs_no_work(
     assert said in str(reason)
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_a_day_are_counted_across_restarts_and_for_a_day_only(owned: Owned) -> None:
     paced = {"max_rounds_per_day": 2}
     assert [owned.takes(paced) for _ in range(4)] == ["took_part", "took_part", "refused", "refused"]

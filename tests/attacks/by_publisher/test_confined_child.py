@@ -78,6 +78,7 @@ def attack(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., list
     return run
 
 
+@pytest.mark.sampled(every=3)
 @with_landlock
 def test_files(attack: Callable[..., list[str]], tmp_path: Path) -> None:
     attacks = [
@@ -99,6 +100,7 @@ def test_files(attack: Callable[..., list[str]], tmp_path: Path) -> None:
     assert (tmp_path / "device.key").read_bytes() == SECRET
 
 
+@pytest.mark.sampled(every=3)
 @with_landlock
 def test_a_graph_that_onnxruntime_itself_is_told_to_open(attack: Callable[..., list[str]], tmp_path: Path) -> None:
     """What the inspection would have refused, put to ONNX Runtime in the confined process: outside there is nothing."""
@@ -108,6 +110,7 @@ def test_a_graph_that_onnxruntime_itself_is_told_to_open(attack: Callable[..., l
     assert "ermission denied" in found or "system error number 13" in found, found
 
 
+@pytest.mark.sampled(every=3)
 @with_seccomp
 def test_sockets_programs_processes(attack: Callable[..., list[str]]) -> None:
     attacks = [
@@ -126,6 +129,7 @@ def test_sockets_programs_processes(attack: Callable[..., list[str]]) -> None:
         assert found.startswith("refused: PermissionError"), (what, found)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_it_needs_is_left(attack: Callable[..., list[str]]) -> None:
     """The attacks fail for what was taken away, not because nothing works: the bundle, the scratch folder, threads."""
     [found] = attack(
@@ -137,6 +141,7 @@ def test_what_it_needs_is_left(attack: Callable[..., list[str]]) -> None:
     assert found.startswith("done: "), found
 
 
+@pytest.mark.sampled(every=3)
 def test_the_real_child_is_held_by_all_that_the_kernel_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "swordfish")
     key = generate_key()
@@ -154,6 +159,7 @@ def test_the_real_child_is_held_by_all_that_the_kernel_offers(tmp_path: Path, mo
     assert not scratch.exists()
 
 
+@pytest.mark.sampled(every=3)
 def test_the_scratch_folder_of_a_parent_that_was_killed_goes_with_the_next_start(tmp_path: Path) -> None:
     code = "import sys, time; from archipel.lite_runtime.confinement import Scratch; s = Scratch(); "
     code += "(s.path / 'left').write_text('x'); print(s.path, flush=True); time.sleep(60)"

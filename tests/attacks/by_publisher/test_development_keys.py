@@ -43,6 +43,7 @@ def test_a_device_takes_part_with_none(tmp_path: Path) -> None:
         world.agent.close()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_adopts_none(tmp_path: Path) -> None:
     """The server was told to accept it, and offers it as the promoted version; the devices were not."""
     with open_federation(tmp_path, "127.0.0.1", fixed_development_key()) as federation:
@@ -56,6 +57,7 @@ def test_a_device_adopts_none(tmp_path: Path) -> None:
         assert trying.models == {MODEL: 1}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("isolated", [False, True])
 def test_no_runtime_runs_it(tmp_path: Path, isolated: bool) -> None:
     file = make_bundle(tmp_path / "trial", fixed_development_key())

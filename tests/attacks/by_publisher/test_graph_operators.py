@@ -172,6 +172,7 @@ def test_the_honest_graph_runs(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     assert sums["u"].shape == (64,)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_it_is_refused(tmp_path: Path, key: Ed25519PrivateKey, change: Change) -> None:
     model = honest()

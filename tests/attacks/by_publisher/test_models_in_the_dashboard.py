@@ -130,6 +130,7 @@ with open("document.json", "w") as file:
 """
 
 
+@pytest.mark.sampled(every=3)
 def test_a_process_that_was_taken_over_reaches_nothing_else(
     world: World, visitor: Visitor, models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

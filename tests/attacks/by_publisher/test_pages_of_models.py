@@ -76,6 +76,7 @@ def test_names_that_are_scripts(tmp_path: Path, chromium: Browser) -> None:
     assert not told
 
 
+@pytest.mark.sampled(every=3)
 def test_a_script_that_got_in_would_not_run(tmp_path: Path, chromium: Browser) -> None:
     text = render(Page(title="page", version="0", notes=["none"]))
     changed = text.replace("</main>", "</main><script>window.taken = 1</script><img src=x onerror='window.taken = 1'>")
@@ -172,6 +173,7 @@ def ask(server: PageServer, path: str, host: str, method: str = "GET") -> tuple[
         return answer.status, answer.read().decode()
 
 
+@pytest.mark.sampled(every=3)
 def test_other_origins_and_other_users_read_no_page(server: PageServer) -> None:
     path, own = "/" + server.address.split("/", 3)[3], f"127.0.0.1:{server.port}"
     assert ask(server, path, own) == (200, "<!doctype html><title>weights</title>")

@@ -42,6 +42,7 @@ def test_secrets_from_before_the_masking_are_not_used_after_it(world: NeighbourW
     world.check_erased()
 
 
+@pytest.mark.sampled(every=3)
 def test_secrets_of_another_round_or_device_are_not_used(world: NeighbourWorld, tmp_path: Path) -> None:
     world.killed_at("shared")
     path, key = file(world, ".secrets"), vault(world)

@@ -76,6 +76,7 @@ def leaked(round_: Round, colluder: int, survivors: Survivors) -> Unmasking:
     )
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("count", "threshold", "colluders"), [(5, 3, 1), (20, 11, 2)])
 def test_where_nobody_is_thought_to_collude_the_vector_is_read(count: int, threshold: int, colluders: int) -> None:
     found, sent = unmasked_victim(count, threshold, colluders)
@@ -129,6 +130,7 @@ def test_both_halves_confirmations_shown_to_both() -> None:
         assert round_.devices[i]._held == {}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("count", "threshold", "colluders"), [(5, 4, 1), (20, 14, 6)])
 def test_a_third_of_the_cohort_is_not_enough(count: int, threshold: int, colluders: int) -> None:
     with pytest.raises(ThresholdError, match="nothing is revealed"):

@@ -141,6 +141,7 @@ def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:
     book.check(second, "pupils", NOW)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_server_begins_nothing_with_such_bundles(federation: Federation) -> None:  # noqa: F811
     operator, key = person(federation, "pupils"), federation.publisher_key
     folder = federation.folder / "linear"

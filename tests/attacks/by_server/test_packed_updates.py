@@ -105,6 +105,7 @@ def test_devices_refuse_a_seed_out_of_its_range(make: Callable[..., Bundle]) -> 
             Runtime(bundle).local_round(x, y, seed=1, hyperparameters={"update_seed": seed})
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_refuse_masks_of_too_few_bits(begin: Open) -> None:
     bundle, devices = begin(compress="rotation")
     plan = devices[0].plan

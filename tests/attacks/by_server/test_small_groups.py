@@ -47,6 +47,7 @@ def test_a_group_that_is_smaller_than_its_plan_says_gets_no_shares(
             device.sharing()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_plan_of_a_group_below_the_policy_is_refused(world: World) -> None:
     world.create_task(min_cohort=3, cohort=9, threshold=2, secure_groups=3)
     devices = world.add_devices(9)

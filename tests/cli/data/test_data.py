@@ -108,6 +108,7 @@ def test_split(archipel: Command, tmp_path: Path) -> None:
     assert len(open_parquet(whole)) == 50
 
 
+@pytest.mark.sampled(every=3)
 def test_folders_and_options_of_readers(archipel: Command, tmp_path: Path) -> None:
     for name, content in {"dog/a.png": png(picture(1)), "cat/b.png": png(picture(2)), "cat/c.png": b"broken"}.items():
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -151,6 +151,7 @@ def test_one_loss_far_off_does_not_flatten_the_others(
     assert [axes.get_yscale() for axes in drawn[0].axes] == [scale, "linear"]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_legend_hides_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves in all corners."""
     drawn: list[Figure] = []

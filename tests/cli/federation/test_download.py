@@ -56,6 +56,7 @@ def test_weights_of_a_task_and_of_a_version(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["task.safetensors", "version.safetensors"]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_full_disk_keeps_no_part_of_the_weights(
     archipel: Command, trained: tuple[str, dict[str, np.ndarray]], tmp_path: Path
@@ -71,6 +72,7 @@ def test_a_full_disk_keeps_no_part_of_the_weights(
             assert [path.name for path in disk.iterdir()] == ["full"]
 
 
+@pytest.mark.sampled(every=3)
 def test_weights_after_each_round(
     archipel: Command, trained: tuple[str, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_version_that_is_a_bundle_as_it_is(
     assert (tmp_path / "again.bundle").read_bytes() == reached.bundle_file.read_bytes()
 
 
+@pytest.mark.sampled(every=3)
 def test_other_bytes_than_those_asked_for_are_not_kept(
     archipel: Command,
     reached: World,  # noqa: F811
@@ -108,6 +111,7 @@ def test_other_bytes_than_those_asked_for_are_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(every=3)
 def test_what_rounds_came_to(archipel: Command, trained: tuple[str, dict[str, np.ndarray]]) -> None:
     head, row = archipel("task", "metrics", trained[0])[0].splitlines()
     assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "clipped", "weights", "result"]

@@ -60,6 +60,7 @@ def test_the_time_of_a_prediction(archipel: Command, served: Path) -> None:  # n
     assert b.open_bundle(served / "pulled.bundle", [key.public_key().public_bytes_raw()]).manifest.name == "line"
 
 
+@pytest.mark.sampled(every=3)
 def test_the_most_accurate_version_that_fits(archipel: Command, served: Path) -> None:  # noqa: F811
     key = b.load_private_key(served / "publisher.key")
     (served / "own.pub").write_text(key.public_key().public_bytes_raw().hex())

@@ -50,6 +50,7 @@ def fields(out: str) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in out.partition("\n\n")[0].splitlines())
 
 
+@pytest.mark.sampled(every=3)
 def test_models_and_versions(archipel: Command, digits: Path) -> None:
     head, row = archipel("model", "list")[0].splitlines()
     assert head.split() == ["model", "population", "promoted", "newest", "rollout"]
@@ -70,6 +71,7 @@ def test_models_and_versions(archipel: Command, digits: Path) -> None:
     assert "no task" in archipel("model", "register", "digits", "--task", "0" * 32, code=1)[1]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_that_expires(archipel: Command, served: Path) -> None:  # noqa: F811
     key, end = b.load_private_key(served / "publisher.key"), 4_102_444_800  # the year 2100 begins
     archipel("model", "create", "digits", "--population", "pupils")

@@ -111,6 +111,7 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     assert err == "archipel: task 'digits' cancelled: cancelled by the operator\n"
 
 
+@pytest.mark.sampled(every=3)
 def test_what_a_task_was_given_is_shown_line_by_line(archipel: Command, served: Path) -> None:
     (served / "task.toml").write_text(TASK + "[hyperparameters]\nlr = 0.02\n[deadlines]\nmasking = 30\nsharing = 5\n")
     call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"))
@@ -157,6 +158,7 @@ def test_a_wrong_task_file(archipel: Command, served: Path, text: str, said: str
     assert said in archipel("task", "create", str(served / "task.toml"), "--bundle", bundle, code=1)[1]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_wrong_option(archipel: Command, served: Path) -> None:
     call = ("task", "create", str(served / "task.toml"), "--key", "abc")
     assert "'--key': expected 16 to 64 letters, digits, '-' or '_', got 'abc'" in archipel(*call, code=2)[1]
@@ -167,6 +169,7 @@ def test_a_wrong_option(archipel: Command, served: Path) -> None:
     )
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_that_is_refused(archipel: Command, served: Path) -> None:
     (served / "task.toml").write_text(TASK)
     cut = served / "cut.bundle"
@@ -181,6 +184,7 @@ def test_a_bundle_that_is_refused(archipel: Command, served: Path) -> None:
         assert ".part" not in err
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_for_somebody_else(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = served / "night"
     out, _ = archipel("access", "create", "night", "--role", "auditor", "--days", "1", "-o", str(file), "--json")
@@ -262,6 +266,7 @@ def test_devices_and_populations(
     assert "device.revoke" in archipel("audit", "list")[0]
 
 
+@pytest.mark.sampled(every=3)
 def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: list[Path]) -> None:
     token = decode("token", tokens[1].read_bytes(), EnrolmentToken)
     key = json.loads(token.certificate.body)["token_key"]
@@ -329,6 +334,7 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
     assert "does not verify" in archipel(*check, code=1)[1]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_is_named_once(archipel: Command, served: Path) -> None:
     file = served / "twice.toml"
     file.write_text(f'bundle = "{"0" * 64}"\n{TASK}')

@@ -106,6 +106,7 @@ def test_a_distribution_over_devices_is_shown_written_and_drawn(
     assert "devices' evaluation accuracy, worst 10%" in picture.read_text()
 
 
+@pytest.mark.sampled(every=3)
 def test_the_estimate_of_adoption_is_shown_with_its_error(archipel: Command, reached: World) -> None:
     world = reached
     task = world.create_task(

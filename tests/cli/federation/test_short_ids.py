@@ -51,6 +51,7 @@ def test_an_ambiguous_one_names_the_candidates(archipel: Command, world_of_ids: 
     assert json.loads(archipel("task", "show", TASKS[2], "--json")[0])["name"] == "t2"
 
 
+@pytest.mark.sampled(every=3)
 def test_one_that_nothing_has_and_what_is_none(archipel: Command, world_of_ids: World) -> None:
     assert "beef: no task has an id that begins so; `archipel task list`" in archipel("task", "show", "beef", code=1)[1]
     assert "beef: no round has an id" in archipel("round", "show", "beef", code=1)[1]

@@ -103,6 +103,7 @@ def test_secure_rounds_and_what_noise_costs_are_told(archipel: Command, file: Pa
     )
 
 
+@pytest.mark.sampled(every=3)
 def test_a_mistake_in_a_function_of_ones_own_is_one_line(archipel: Command, file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def load(much=1):\n    return read(much)\n\n\ndef read(much):\n    return much[3]\n"
@@ -144,6 +145,7 @@ def test_json_is_for_scripts_and_options_go_before_the_file(archipel: Command, f
     assert found["tested"] == found["rounds"][0]["tested"]
 
 
+@pytest.mark.sampled(every=3)
 def test_ctrl_c_ends_after_a_round_and_the_command_goes_on(
     archipel: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_files_for_tls_and_an_address_without_it(
     )
 
 
+@pytest.mark.sampled(every=3)
 def test_nobody_listens(archipel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARCHIPEL_TOKEN", "t" * 43)
     with socket.create_server(("127.0.0.1", 0)) as closed:

@@ -98,6 +98,7 @@ def test_the_outputs_recover_from_layers_that_are_rescaled(archipel: Command, pa
     assert "the outputs do not: a recipe rescaled that layer" in out
 
 
+@pytest.mark.sampled(every=3)
 def test_the_page_is_one_file(archipel: Command, pair: Pair, tmp_path: Path) -> None:
     out, _ = call(archipel, pair, "--html", str(tmp_path / "page.html"))
     assert out.endswith(f"written to {tmp_path / 'page.html'}\n")

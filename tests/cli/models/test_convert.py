@@ -145,6 +145,7 @@ def test_it_is_told_before_anything_is_compressed(
     assert not (folder / "run").exists()  # where compression would have kept what it did
 
 
+@pytest.mark.sampled(every=3)
 def test_notes_say_what_was_done(archipel: Command, folder: Path) -> None:
     out, _ = call(archipel, folder, "--loss", "cross_entropy", "--trainable", "b", "--strategy-option", "clip=2")
     notes = [line.removeprefix("note: ") for line in out.splitlines() if line.startswith("note: ")]

@@ -243,6 +243,7 @@ def test_the_noise_for_a_target(archipel: Command, folder: Path, tmp_path: Path,
     assert asked[0].training.strategy_options["noise_multiplier"] == pytest.approx(2.0, rel=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_notes_say_what_a_round_costs(archipel: Command, folder: Path, tmp_path: Path) -> None:
     out, _ = archipel(*command(folder, tmp_path / "m.bundle", "--strategy dpsgd --batch-norm frozen"))
     # dp-accounting's epsilons with a multiplier of 1, see there.

@@ -278,6 +278,7 @@ def test_every_option_is_tried_below() -> None:
         assert options - {argument for case in tried for argument in case.split()} <= UNTRIED
 
 
+@pytest.mark.sampled(every=3)
 def test_every_error_text_is_spelled() -> None:
     """The texts in the source of everything behind `convert`, whether a test can make them come or not."""
     left = [

@@ -57,6 +57,7 @@ def call(archipel: Command, folder: Path, *arguments: str, source: str = "m.onnx
                     "--preprocess", str(folder / "raw.toml"), *arguments, code=code)  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_the_bundle_takes_bytes_and_says_so(archipel: Command, folder: Path) -> None:
     out, _ = call(
         archipel, folder, "--preprocess-data", str(folder / "data.npz"), "--loss", "cross_entropy", "--lr", "0.1"

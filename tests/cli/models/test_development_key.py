@@ -49,6 +49,7 @@ def test_an_onnx_file_predicts_after_two_commands(folder: Path, archipel: Comman
     assert is_development_key(bytes.fromhex(public))
 
 
+@pytest.mark.sampled(every=3)
 def test_peoples_own_commands_say_it(folder: Path, archipel: Command) -> None:
     place_development_key(folder / "config")
     made = str(folder / "m.bundle")

@@ -207,6 +207,7 @@ def test_a_saved_model_names_the_bundle_in_it(archipel: Command, linear: Linear,
     assert f"name the bundle in it: {tmp_path / 'saved' / 'bundle'}" in err
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_device_without_onnx(linear: Linear, command: str) -> None:
     """What needs no graph is shown, and what does says which extra brings it."""
@@ -221,6 +222,7 @@ def test_a_device_without_onnx(linear: Linear, command: str) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.sampled(every=3)
 def test_an_onnx_file_without_onnx(mlp: Path) -> None:
     script = (
         "import sys; sys.modules['onnx'] = sys.modules['onnx_ir'] = None; "

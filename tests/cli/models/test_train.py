@@ -246,6 +246,7 @@ def test_wrong_test_data(setting: str, message: str) -> None:
     assert re.search(message, str(result.exception))
 
 
+@pytest.mark.sampled(every=3)
 def test_the_card_goes_into_the_bundle() -> None:
     """What a training has measured is in its ONNX file's card, and in the bundle's without another word."""
     card = '\n[card]\ntask = "sorting"\nlicence = "MIT"\n[[card.data]]\nname = "drawn"\nuse = "validation"\n'
@@ -276,6 +277,7 @@ def test_a_wrong_card_is_refused_before_training(card: str, message: str) -> Non
     assert not Path("out").exists()
 
 
+@pytest.mark.sampled(every=3)
 def test_tables_with_options_of_their_reader() -> None:
     names = ["low", "high"]
     for name, rows in (("train", range(150)), ("validation", range(150, 200))):

@@ -75,6 +75,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return x
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("network", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
 def test_the_trained_network_takes_bytes(network: str, pictures: np.ndarray) -> None:
     if network == "onnx":

@@ -166,6 +166,7 @@ def test_a_command_takes_it_or_says_why_not(archipel: Command, tmp_path: Path, m
             assert said.removeprefix(f"{path}: ").startswith(expected), err
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("make", [branches, fixed_loop], ids=lambda make: make.__name__)
 def test_compressed_control_flow_computes_what_it_did(
     archipel: Command, tmp_path: Path, make: Callable[[Path], None]

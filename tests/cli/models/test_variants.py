@@ -71,6 +71,7 @@ def variants(archipel: Command, made: Path, release: Path) -> list[dict[str, obj
     return found
 
 
+@pytest.mark.sampled(every=3)
 def test_inspect_shows_a_table_of_the_variants(archipel: Command, made: Path, release: Path) -> None:
     float_, int8, small = variants(archipel, made, release)
     assert [each["name"] for each in (float_, int8, small)] == ["float", "int8", "small"]

@@ -78,6 +78,7 @@ def test_a_wrong_predict_fails(name: str, least: str, bound: str, verify: Callab
     assert "ok       agreement: " in out
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["bad", "bad-mse"])
 def test_a_wrong_predict_fails_without_data_too(name: str, verify: Callable[..., Any]) -> None:
     """By what the conversion measured. Of these, all calibration examples are in one class, or there are none."""

@@ -55,6 +55,7 @@ def test_the_report_shows_the_gain_and_the_curves(folder: Path) -> None:
         assert len(part.split("</tr>")[0].rpartition("<td>")[2].partition("<")[0].split(", ")) == 2
 
 
+@pytest.mark.sampled(every=3)
 def test_names_are_text_in_the_page(tmp_path: Path) -> None:
     fleet = [DeviceRow("<b>", 30, 1500, 2500, ("unmasking",)), DeviceRow("c", 30, 500, 500, ("masking",))]
     rounds = [RoundRow(1, "failed", 2.0, None, ("c",), ("<b>",), "<i>")]

@@ -133,6 +133,7 @@ def test_options_of_the_strategy_reach_the_bundle(folder: Path) -> None:
     assert {port.clip for port in updates if port.kind == "delta"} == {2.0}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_says_itself_how_devices_train(folder: Path, archipel: Command) -> None:
     model, data, made = str(folder / "model.onnx"), str(folder / "data.npz"), folder / "f"
     bundle, predicts = str(folder / "own.bundle"), str(folder / "predicts.bundle")
@@ -192,6 +193,7 @@ def test_a_table_is_examples_too(folder: Path) -> None:
     assert (read.classes, list(read.others)) == (3, ["person"])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("answers", "labels", "loss"),
     [

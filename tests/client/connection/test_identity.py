@@ -41,6 +41,7 @@ def test_enrolment_may_be_repeated_and_survives_a_restart(federation: Federation
         assert again.run_once().kind == "waiting"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_crash_before_the_answer_can_be_repeated(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False)
     token = federation.token()

@@ -32,6 +32,7 @@ def rotations(federation: Federation, agent: Agent) -> int:
     return int(federation.operator.devices.get(agent.device_id).rotations)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_key_is_another_and_the_device_the_same(federation: Federation) -> None:
     agent = federation.agent(0)
     device_id, old = agent.device_id, key_of(agent)
@@ -91,6 +92,7 @@ def test_in_a_round_it_is_put_off_until_that_is_over(federation: Federation) -> 
     assert not (agents[0].config.folder / NEXT_DEVICE_KEY).exists()
 
 
+@pytest.mark.sampled(every=3)
 def test_before_enrolment_and_as_often_as_it_can_be(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False)
     with pytest.raises(ClientError, match="not enrolled"):
@@ -103,6 +105,7 @@ def test_before_enrolment_and_as_often_as_it_can_be(federation: Federation) -> N
     assert agent.run_once().kind == "waiting"
 
 
+@pytest.mark.sampled(every=3)
 def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waiting(federation: Federation) -> None:
     agent = federation.agent(0)
     old = key_of(agent)
@@ -118,6 +121,7 @@ def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waitin
     assert rotations(federation, agent) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_revoked_device(federation: Federation) -> None:
     agent = federation.agent(0)
     federation.operator.devices.revoke(agent.device_id)
@@ -215,6 +219,7 @@ def test_killed_again_and_again(federation: Federation) -> None:
         assert rotations(federation, again) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_request_that_is_delivered_long_after_its_answer_was_given_up(federation: Federation) -> None:
     """The server answers to the next key from one moment to the next, while the device goes on with the old one."""
     late: list[Forward] = []

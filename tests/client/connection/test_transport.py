@@ -146,6 +146,7 @@ def test_one_failure_is_mended_by_the_next_attempt(
     assert pauses == [0.25]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("fault", BROKEN)
 def test_lasting_failure_ends_in_one_documented_error(
     script: Script, make: Callable[..., Transport], pauses: list[float], fault: str

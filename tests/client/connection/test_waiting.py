@@ -60,6 +60,7 @@ def assigned(federation: Federation) -> int:
     return sum(event.name == "assigned" for event in federation.events)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_begins_at_once_without_polling(slow: Federation) -> None:
     agents = [slow.agent(number) for number in range(3)]
     slow.publish()
@@ -73,6 +74,7 @@ def test_a_round_begins_at_once_without_polling(slow: Federation) -> None:
     assert time.monotonic() - began < stretched(3.0)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_agent_that_waits_can_be_stopped(slow: Federation) -> None:
     agent = slow.agent(0)
     with at_work(agent) as stop:

@@ -48,6 +48,7 @@ def test_a_version_that_differs_in_one_tensor_costs_that_tensor(
     assert max(costs[1:]) < 0.004 * len(data[0]), costs
 
 
+@pytest.mark.sampled(every=3)
 def test_adapters_beside_a_frozen_model_cost_the_adapters(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_adapters_beside_a_frozen_model_cost_the_adapters(
     assert costs[1] < 32_000 + 0.02 * costs[0]
 
 
+@pytest.mark.sampled(every=3)
 def test_all_tensors_changed_costs_a_question(agent: Agent, cache: Cache, keep: Callable[[bytes], str]) -> None:
     costs = []
     for backbone in range(2):
@@ -135,6 +137,7 @@ def test_a_new_bundle_with_the_same_backbone(
     assert received(agent) < 0.02 * len(manifest_weights)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_damaged_file_of_the_cache_is_no_source(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str], tmp_path: Path
 ) -> None:
@@ -228,6 +231,7 @@ def test_lies_cost_a_download_and_no_more(agent: Agent, cache: Cache, keep: Call
     assert liar.fetched <= MAX_FETCHES + 1
 
 
+@pytest.mark.sampled(every=3)
 def test_an_older_server(
     federation: Federation, agent: Agent, cache: Cache, keep: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +246,7 @@ def test_an_older_server(
         assert len(weights) < received(agent) < len(weights) + 5000
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("error", [UnreachableError("cut"), RefusedError(503, "x", "later")])
 def test_a_server_that_does_not_say(agent: Agent, cache: Cache, keep: Callable[[bytes], str], error: Exception) -> None:
     cache.weights(keep(b.write_weights(model(0))), PieceDownload(agent._session, cache.index), LIMIT)
@@ -254,6 +259,7 @@ def test_a_server_that_does_not_say(agent: Agent, cache: Cache, keep: Callable[[
     assert b.write_weights(cache.weights(keep(second), PieceDownload(liar, cache.index), LIMIT)) == second
 
 
+@pytest.mark.sampled(every=3)
 def test_what_the_server_has_must_be_what_was_asked_for(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str], federation: Federation
 ) -> None:

@@ -41,6 +41,7 @@ def versions() -> tuple[bytes, bytes]:
     return b.write_weights(first), b.write_weights({**first, **{name: first[name][::-1] for name in CHANGED}})
 
 
+@pytest.mark.sampled(every=3)
 def test_an_interrupted_file_is_continued_and_a_damaged_one_made_anew(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str], tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_an_interrupted_file_is_continued_and_a_damaged_one_made_anew(
     assert received(agent) > len(second)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_source_that_goes_while_it_is_copied(
     agent: Agent, cache: Cache, keep: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -383,6 +383,7 @@ def client_code() -> Iterator[ast.AST]:
         yield from ast.walk(ast.parse(path.read_text()))
 
 
+@pytest.mark.sampled(every=3)
 def test_every_kind_that_the_agent_decodes_is_fuzzed() -> None:
     """A class that is handed over, not called, is what an answer is decoded as."""
     own = {kind.__name__: kind for kind in OWN_FILES}

@@ -144,6 +144,7 @@ def refused(agent: Agent, rogue: Rogue, plan: m.RoundPlan, key: Ed25519PrivateKe
     return outcome.reason
 
 
+@pytest.mark.sampled(every=3)
 def test_the_plan_itself_is_carried_out(agent: Agent, rogue: Rogue, plan: m.RoundPlan) -> None:
     rogue.plan = seal("plan", plan, rogue.key)
     outcome = agent.run_once()

@@ -349,6 +349,7 @@ def test_what_is_not_fit_to_run_is_kept_out(registry: Registry, wrong: dict[str,
     assert agent.models == {MODEL: 3}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_that_is_too_large_or_not_of_a_pinned_publisher(registry: Registry) -> None:
     small = registry.device(0, max_download_bytes=1000)
     strange = registry.device(1, enrol=False)
@@ -363,6 +364,7 @@ def test_a_bundle_that_is_too_large_or_not_of_a_pinned_publisher(registry: Regis
     assert [len(registry.told(agent, "kept")) for agent in (small, strange)] == [1, 1]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_version_that_fails_when_it_is_used(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
@@ -380,6 +382,7 @@ def test_a_version_that_fails_when_it_is_used(registry: Registry) -> None:
     assert "not finite" in kept["reason"]
 
 
+@pytest.mark.sampled(every=3)
 def test_predictions_go_on_while_versions_are_adopted(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()

@@ -49,6 +49,7 @@ def sign(registry: Registry, offer: Offer, label: str = "offer") -> Sealed:
     return seal(label, offer, registry.federation.server.settings.private_key)
 
 
+@pytest.mark.sampled(every=3)
 def test_forged_offers(registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]) -> None:
     agent = registry.device()
     answer([sign(registry, msgspec.structs.replace(offer, version=1, bundle=registry_bundle(registry, 1), serial=5))])
@@ -76,6 +77,7 @@ def registry_bundle(registry: Registry, number: int) -> str:
     return str(registry.federation.operator.models.version(MODEL, number).bundle)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_old_offer_that_is_sent_again(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[Sealed]], None]
 ) -> None:
@@ -172,6 +174,7 @@ def test_several_offers_of_one_model_and_more_models_than_there_may_be(
     assert "more than the 16" in registry.told(agent, "refused")[-1]["reason"]
 
 
+@pytest.mark.sampled(every=3)
 def test_offers_to_a_device_that_asked_for_none(
     registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
 ) -> None:
@@ -182,6 +185,7 @@ def test_offers_to_a_device_that_asked_for_none(
     assert agent.models == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_server_that_goes_away_while_it_sends(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
@@ -213,6 +217,7 @@ def test_a_version_that_ends_the_process_is_given_up(registry: Registry, offer: 
     assert agent.models == {MODEL: 3}
 
 
+@pytest.mark.sampled(every=3)
 def test_conditions_that_end_meanwhile(registry: Registry) -> None:
     asked: list[bool] = []
 
@@ -244,6 +249,7 @@ def test_a_damaged_record_is_named(registry: Registry, data: bytes) -> None:
     assert agent.models == {MODEL: 1}
 
 
+@pytest.mark.sampled(every=3)
 def test_damaged_slots_are_named_and_the_agent_goes_on(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
@@ -255,6 +261,7 @@ def test_damaged_slots_are_named_and_the_agent_goes_on(registry: Registry) -> No
         agent.model(MODEL)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_damaged_model_is_replaced_by_the_next_version(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()

@@ -9,6 +9,7 @@ import pytest
 from tests.support.registry import Registry
 
 
+@pytest.mark.sampled(every=3)
 def test_a_look_is_followed_by_a_silence_that_the_owner_is_told(registry: Registry) -> None:
     agent = registry.device(look_seconds=50.0)
     began = time.monotonic()

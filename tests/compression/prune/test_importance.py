@@ -79,6 +79,7 @@ def test_magnitudes_by_hand(model: Model) -> None:
         np.testing.assert_allclose(found["block2.conv2.weight"], sum(v / v.mean() for v in layers), rtol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_taylor_needs_labels(model: Model, data: tuple[np.ndarray, np.ndarray]) -> None:
     with pytest.raises(CompressionError, match="labelled"):
         taylor(model, channel_groups(model), training.losses.cross_entropy(), Examples({model.inputs[0].name: data[0]}))

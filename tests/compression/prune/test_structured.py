@@ -214,6 +214,7 @@ def test_a_share_of_the_units_and_what_is_excluded(digits: tuple) -> None:
     assert shapes["conv2.weight"] + shapes["hidden.weight"] == 60
 
 
+@pytest.mark.sampled(every=3)
 def test_taylor_finds_channels_that_do_nothing(digits: tuple) -> None:
     """Channels whose consumers ignore them have no gradient, large as their weights may be."""
     model, data, validation = digits

@@ -22,6 +22,7 @@ def noise(found: np.ndarray, exact: np.ndarray) -> float:
     return float(np.square(found - exact).mean() / np.square(exact).mean())
 
 
+@pytest.mark.sampled(every=3)
 def test_as_far_from_float_as_onnxruntimes(apply: Apply, run: Run, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))

@@ -22,6 +22,7 @@ def made(model: Model, examples: Examples) -> tuple[CompressedModel, dict[str, A
     return equalize_channels(CompressedModel.of(model), examples, work), work.facts
 
 
+@pytest.mark.sampled(every=3)
 def test_of_two_dense_layers() -> None:
     """Nagel et al. 2019, equations 9 and 10: s = sqrt(r1 r2) / r2, W1 / s, b1 / s, W2 s."""
     torch.manual_seed(0)
@@ -81,6 +82,7 @@ def test_a_network_with_normalizations(network: Model, module: nn.Module, exampl
         np.testing.assert_allclose(first, second, rtol=5e-3)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_relu6_that_cuts_nothing_off_is_opened(examples: Examples, run: Run) -> None:
     torch.manual_seed(1)
     small = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU6(), nn.Conv2d(4, 3, 3)).eval()

@@ -115,6 +115,7 @@ def test_the_integers_that_were_chosen_are_stored(
     assert all(np.abs(step).max() == 1 for step in steps)
 
 
+@pytest.mark.sampled(every=3)
 def test_bias_correction_by_hand(apply: Apply) -> None:
     """Nagel et al. 2019, section 4.2, of one layer: E[float output] - E[quantized output] for each channel."""
     torch.manual_seed(0)
@@ -185,11 +186,13 @@ def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Appl
     assert any(value.dtype == np.int8 and value.ndim > 1 for value in kept.values())
 
 
+@pytest.mark.sampled(every=3)
 def test_a_budget_that_is_kept_leaves_nothing_in_float(network: Model, examples: Examples, apply: Apply) -> None:
     _, facts = apply(network, Whole(max_drop=100.0), examples)
     assert facts["float_layers"] == []
 
 
+@pytest.mark.sampled(every=3)
 def test_a_budget_that_nothing_keeps(examples: Examples, apply: Apply, run: Run) -> None:
     model = Model.from_torch(nn.Sequential(nn.Flatten(), nn.Linear(128, 5)), torch.zeros(2, 2, 8, 8))
     exact = run(model, examples.fields["x"])

@@ -15,6 +15,7 @@ from archipel.graph import Model
 from tests.support.quantized_network import Apply, Run, Stored
 
 
+@pytest.mark.sampled(every=3)
 def test_weights_are_stored_in_half_the_bytes(apply: Apply, run: Run, stored: Stored) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 3))

@@ -49,6 +49,7 @@ def test_dense_and_convolution(bits: int, block: int | None, apply: Apply, run: 
     np.testing.assert_allclose(run(found, x, optimized=False), expected, atol=2e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_transposed_and_matrix_products(apply: Apply, run: Run) -> None:
     """MatMul with the inputs first, and ConvTranspose, whose rows are its inputs."""
 

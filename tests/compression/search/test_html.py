@@ -22,6 +22,7 @@ def measured(nbytes: int, accuracy: float | None) -> Measured:
     return Measured(nbytes, nbytes - 100, 1000, 123_456, 0.25, accuracy)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("accuracy", [0.9712, None])
 def test_a_run(tmp_path: Path, accuracy: float | None) -> None:
     facts = {
@@ -89,6 +90,7 @@ def test_a_search(tmp_path: Path) -> None:
     assert "it cannot" in page
 
 
+@pytest.mark.sampled(every=3)
 def test_a_search_by_loss_that_meets_nothing(tmp_path: Path) -> None:
     write_search_report(result(None, "size<1kB", tmp_path), tmp_path / "s.html")
     page = (tmp_path / "s.html").read_text()

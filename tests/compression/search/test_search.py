@@ -103,6 +103,7 @@ def test_a_point_is_made_again_byte_for_byte(digits: Digits, found: SearchResult
         assert report.after.accuracy == point.metrics.accuracy
 
 
+@pytest.mark.sampled(every=3)
 def test_the_same_search_again_makes_nothing_anew(digits: Digits, found: SearchResult) -> None:
     files = {path: path.stat().st_mtime_ns for path in (found.folder / "points").rglob("*")}
     again = run(digits, found.folder, trials=TRIALS)

@@ -107,6 +107,7 @@ def test_adapters_on_weights_in_other_layouts(make: Make, data: tuple[np.ndarray
     np.testing.assert_allclose(device.predict(x), expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_adapters_begin_without_effect_and_repeat(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     bundle = make("lora", products())
     source = ort.InferenceSession(products().to_bytes(), providers=["CPUExecutionProvider"])

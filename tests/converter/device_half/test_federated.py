@@ -110,6 +110,7 @@ def test_learning_without_rounds_moves_what_is_personal(
     assert np.abs(device.predict(data[0]) - before).max() > 0.05
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_carries_what_personal_tensors_begin_with(make: Make, model: Model) -> None:
     bundle = make("fedrep", strategy_options={"personal": ["head.*"]})
     np.testing.assert_array_equal(bundle.tensor("head.weight"), model.parameters["head.weight"])
@@ -161,6 +162,7 @@ def test_population_spreads_the_change_of_c(make: Make) -> None:
         np.testing.assert_allclose(moved["w"], 0.5)
 
 
+@pytest.mark.sampled(every=3)
 def test_steps_are_capped(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     bundle = make("fednova", epochs=4, strategy_options={"step_cap": 5, "weight_cap": 12})
     arrays = Runtime(bundle).local_round(*data, seed=0).arrays

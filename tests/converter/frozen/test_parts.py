@@ -57,6 +57,7 @@ def test_training_with_and_without_the_cache(folder: tuple[Path, bytes]) -> None
         np.testing.assert_allclose(array, without[1][name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled(every=3)
 def test_it_is_pytorchs_training(folder: tuple[Path, bytes]) -> None:
     x, y = data(40)
     net = models.resnet8(0).eval()

@@ -55,6 +55,7 @@ def model(network: nn.Module) -> Model:
     return Model.from_torch(network, torch.zeros(2, 5, dtype=torch.int64))
 
 
+@pytest.mark.sampled(every=3)
 def test_the_state_is_that_of_the_module(network: nn.Module, model: Model, tmp_path: Path) -> None:
     expected = network.state_dict()
     model.save(tmp_path / "m.onnx")
@@ -67,6 +68,7 @@ def test_the_state_is_that_of_the_module(network: nn.Module, model: Model, tmp_p
             assert state[name].dtype == tensor.numpy().dtype
 
 
+@pytest.mark.sampled(every=3)
 def test_there_and_back(network: nn.Module, model: Model, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 7, (16, 5)), rng.integers(0, 7, (16, 5))

@@ -47,6 +47,7 @@ def run(model: Model, *inputs: np.ndarray) -> list[np.ndarray]:
     return session.run(None, {port.name: array for port, array in zip(model.inputs, inputs)})
 
 
+@pytest.mark.sampled(every=3)
 def test_parameters_have_the_names_and_values_of_the_state_dict(
     shared: tuple[nn.Module, tuple[torch.Tensor, ...], Model],
 ) -> None:
@@ -109,6 +110,7 @@ def test_no_path_of_this_machine_is_in_the_file(shared: tuple[nn.Module, tuple[t
     assert b"site-packages" not in data
 
 
+@pytest.mark.sampled(every=3)
 def test_flatten_becomes_a_constant_reshape() -> None:
     model = Model.from_torch(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), torch.zeros(1, 1, 4, 4))
     assert [node.op_type for node in model.ir.graph] == ["Conv", "Reshape", "Gemm"]
@@ -242,6 +244,7 @@ def test_dropout_of_whole_channels(layer: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(read, np.broadcast_to(read[:, :1], read.shape))
 
 
+@pytest.mark.sampled(every=3)
 def test_the_exporters_translations_are_read_once_and_left_as_they_were() -> None:
     from torch.onnx._internal.exporter import _registration
 

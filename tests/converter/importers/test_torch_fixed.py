@@ -46,6 +46,7 @@ def model(module: nn.Module) -> Model:
     return Model.from_torch(module, torch.zeros(2, 6))
 
 
+@pytest.mark.sampled(every=3)
 def test_steps_equal_those_of_the_source(module: nn.Module, model: Model) -> None:
     own = TorchModule(model)
     assert [name for name, _ in own.named_buffers() if "constants" not in name] == ["positions"]
@@ -63,11 +64,13 @@ def test_steps_equal_those_of_the_source(module: nn.Module, model: Model) -> Non
             assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_glob_takes_what_is_frozen_and_no_buffers(model: Model) -> None:
     assert sorted(trainable_names(model.ir, "*")) == LEARNED
     assert set(trainable_names(model.ir, ["first.*", "*s", "last.bias"])) == {"first.weight", "first.bias", "last.bias"}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_buffer_alone_is_refused(model: Model) -> None:
     with pytest.raises(GraphError, match=r"'pos\*' matches only buffers of the model's source \(positions\)"):
         trainable_names(model.ir, "pos*")
@@ -79,12 +82,14 @@ def test_a_model_may_have_nothing_to_train() -> None:
     assert TorchModule(model)(torch.zeros(2, 3)).shape == (2, 3)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_damaged_record_is_an_error(model: Model) -> None:
     model.ir.metadata_props[FIXED_KEY] = '{"buffers": 3}'
     with pytest.raises(GraphError, match="record of the source's buffers is damaged"):
         trainable_names(model.ir, "*")
 
 
+@pytest.mark.sampled(every=3)
 def test_the_record_goes_with_the_model(model: Model, tmp_path: Path) -> None:
     model.save(tmp_path / "model.onnx")
     prepared = preprocessing.put_before(model, [preprocessing.Raw("uint8", ("batch", 6)), preprocessing.Scale()])
@@ -93,6 +98,7 @@ def test_the_record_goes_with_the_model(model: Model, tmp_path: Path) -> None:
         assert sorted(trainable_names(each.ir, "*")) == LEARNED
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_keeps_it_and_gives_the_whole_state_back(module: nn.Module, model: Model, tmp_path: Path) -> None:
     key = bundle.generate_key()
     recipe = converter.Training(training.losses.cross_entropy(), training.optimizers.sgd(), batch_size=8)
@@ -110,6 +116,7 @@ def test_a_bundle_keeps_it_and_gives_the_whole_state_back(module: nn.Module, mod
     assert not np.array_equal(state["last.weight"], model.parameters["last.weight"])
 
 
+@pytest.mark.sampled(every=3)
 def test_trainable_freezes_for_one_training_alone(module: nn.Module) -> None:
     result = archipel.train(module, (X, Y), TrainConfig(epochs=1, device="cpu", trainable="last.bias"))
     assert sorted(name for name, each in module.named_parameters() if each.requires_grad) == LEARNED

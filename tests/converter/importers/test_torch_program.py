@@ -37,6 +37,7 @@ def run(model: Model, x: torch.Tensor) -> np.ndarray:
     return session.run(None, {model.inputs[0].name: x.numpy()})[0]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("mode", [pytest.param("eval", marks=pytest.mark.slow), "train"])
 def test_a_file_keeps_batch_norm_and_dropout(mode: str, tmp_path: Path) -> None:
     """Exported for one batch size, in either mode: what comes in is for evaluation, of any batch, and trainable."""
@@ -75,6 +76,7 @@ class View(nn.Module):
         return self.head(x.reshape(2, 6))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_batch_size_in_the_program() -> None:
     net = View()
     model = Model.from_torch(torch.export.export(net, (torch.randn(2, 2, 3),)))
@@ -95,6 +97,7 @@ def test_a_batch_that_must_stay() -> None:
     assert "the batch stays as in the program: examples of a batch influence each other" in report.notes[0]
 
 
+@pytest.mark.sampled(every=3)
 def test_decomposed_training_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's, of its own calls

@@ -57,6 +57,7 @@ def test_a_name_that_is_no_text(tmp_path: Path, form: str) -> None:
         open_arrow(tmp_path / "t.arrow")
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=60)
 @given(st.data())
 def test_mutated_arrow_files_are_refused_or_harmless(

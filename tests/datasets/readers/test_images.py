@@ -99,6 +99,7 @@ def test_damaged_pictures_of_the_corpus(tmp_path: Path, path: Path) -> None:
         data.take(np.array([1]))
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=60)
 @given(st.data())
 def test_mutated_pictures_are_refused_or_decoded(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -188,6 +188,7 @@ def test_a_schema_that_lies_about_its_column(tmp_path: Path, column: pa.Array, c
         open_parquet(tmp_path / "t.parquet").take(np.arange(1))
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=50)
 @given(st.data())
 def test_mutated_files_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -229,6 +230,7 @@ def test_mutated_schemas_are_refused_or_whole(data: st.DataObject) -> None:
     assert decode_schema(encode_schema(fields), "here") == fields
 
 
+@pytest.mark.sampled(every=3)
 def test_a_file_larger_than_the_memory_for_it(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 255, (4000, 4096), np.uint8)
     write_records({"x": x, "row": np.arange(4000)}, tmp_path / "x.parquet", group_bytes=256 << 10, compression="none")

@@ -17,6 +17,7 @@ from tests.datasets.test_published import folder
 TEXT = st.text(st.characters(codec="utf-8"), min_size=3, max_size=60)
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=60)
 @given(texts=st.lists(TEXT, min_size=1, max_size=3), length=st.integers(1, 6), stride=st.integers(1, 7))
 def test_windows_are_the_texts(

@@ -79,6 +79,7 @@ def test_another_process_finds_the_same_packages(tmp_path: Path) -> None:
     assert done.stdout.split() == [archipel.__file__, numpy.__file__, onnxruntime.__file__]
 
 
+@pytest.mark.sampled(every=3)
 def test_more_than_one_thread_is_an_error() -> None:
     """Landlock holds the thread that asks and those it starts: others would keep all rights, so nothing is begun."""
     code = "import threading, time; threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"

@@ -185,6 +185,7 @@ def test_it_works_in_a_confined_process(load: Loads) -> None:
         assert runtime.predict(x[:3]).shape == (3, 10)
 
 
+@pytest.mark.sampled(every=3)
 @needs_openvino
 def test_it_leaves_no_trace_in_the_home_folder(tmp_path: Path) -> None:
     code = (

@@ -82,6 +82,7 @@ def test_it_predicts_learns_and_takes_part_in_rounds_as_onnx_runtime_does(load: 
     assert {"train", "finish", "predict", "evaluate"} <= set(report.programs)
 
 
+@pytest.mark.sampled(every=3)
 def test_parameters_stay_on_the_device_between_steps(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted by the bytes of arrays that a fit hands to PyTorch: those of parameters do not grow with its steps."""
     from archipel.training.cloud.programs import engine
@@ -104,6 +105,7 @@ def test_parameters_stay_on_the_device_between_steps(load: Load, monkeypatch: py
     assert sizes[0] == 3 * 195
 
 
+@pytest.mark.sampled(every=3)
 def test_an_interrupted_fit_ends_bit_for_bit_where_an_uninterrupted_one_ends(load: Load, tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 2, "batch_size": 12, "seed": 1, "checkpoint_every": 0.0}
     whole = load("torch")
@@ -154,6 +156,7 @@ def test_the_number_of_threads_of_the_process_stays_the_callers(load: Load) -> N
     assert set(seen) == {1}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("wrong", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (-1, 10**6))])
 def test_labels_that_the_model_does_not_have_change_nothing(tmp_path: Path, wrong: int) -> None:
     signer = b.generate_key()
@@ -259,6 +262,7 @@ def test_every_kind_of_program(tmp_path: Path, strategy: str) -> None:
     assert ("features" if strategy == "fedavg" else "begin") in kinds
 
 
+@pytest.mark.sampled(every=3)
 def test_an_analysis(tmp_path: Path) -> None:
     signer = b.generate_key()
     analysis = Analysis(statistics=[Mean(name="mean", low=-2, high=2)])

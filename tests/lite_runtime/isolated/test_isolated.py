@@ -156,6 +156,7 @@ def alive(pid: int) -> bool:
 # --- the same as in this process ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 def test_everything_is_bit_for_bit_what_a_runtime_in_this_process_gives(
     here: Runtime, there: IsolatedRuntime, tmp_path: Path, trusted: list[bytes]
 ) -> None:
@@ -374,6 +375,7 @@ def test_a_graph_that_takes_more_memory_than_it_says_is_stopped(
         load_isolated(folder, trusted, memory_limit=999)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_limit_is_for_the_model_and_not_for_the_data(
     make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]
 ) -> None:
@@ -486,6 +488,7 @@ def test_no_process_and_no_file_is_left(folder: Path, trusted: list[bytes]) -> N
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.sampled(every=3)
 def test_after_an_error_no_process_waits_for_the_garbage_collector(folder: Path, trusted: list[bytes]) -> None:
     def fail(progress: Progress) -> None:
         raise KeyError("the caller's")

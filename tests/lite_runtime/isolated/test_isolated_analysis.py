@@ -65,6 +65,7 @@ def there(folder: Path, trusted: list[bytes]) -> Iterator[IsolatedRuntime]:
         yield runtime
 
 
+@pytest.mark.sampled(every=3)
 def test_the_same_sums_as_in_this_process(here: Runtime, there: IsolatedRuntime) -> None:
     x, age = FIELDS["x"].astype(np.float64), FIELDS["age"]
     sums, count = there.analyze(FIELDS, program="look")
@@ -82,6 +83,7 @@ def test_the_same_sums_as_in_this_process(here: Runtime, there: IsolatedRuntime)
     np.testing.assert_allclose(there.analyze({"age": age}, program="other")[0]["total"], age.sum(), rtol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_sums_follow_what_was_learned(here: Runtime, there: IsolatedRuntime) -> None:
     before = there.analyze(FIELDS, program="look")[0]["total"]
     for runtime in (here, there):
@@ -92,6 +94,7 @@ def test_sums_follow_what_was_learned(here: Runtime, there: IsolatedRuntime) -> 
     np.testing.assert_array_equal(after, here.analyze(FIELDS, program="look")[0]["total"])
 
 
+@pytest.mark.sampled(every=3)
 def test_only_the_fields_that_the_program_reads_go_to_the_child(
     there: IsolatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_only_the_fields_that_the_program_reads_go_to_the_child(
     assert sent == [["x/age"]]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_callers_mistakes_have_the_same_words(here: Runtime, there: IsolatedRuntime) -> None:
     calls: list[Callable[[ModelRuntime], object]] = [
         lambda rt: rt.analyze({"x": FIELDS["x"]}, program="look"),

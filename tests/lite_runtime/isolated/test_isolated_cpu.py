@@ -147,6 +147,7 @@ def test_a_fit_goes_on_from_its_checkpoint(trainable: Path, trusted: list[bytes]
         np.testing.assert_array_equal(runtime.parameters()["w"], [20, 20])
 
 
+@pytest.mark.sampled(every=3)
 def test_all_threads_are_nice(trainable: Path, trusted: list[bytes]) -> None:
     here = os.nice(0)
     with load_isolated(trainable, trusted, niceness=7, threads=2) as runtime:
@@ -159,6 +160,7 @@ def test_all_threads_are_nice(trainable: Path, trusted: list[bytes]) -> None:
     assert os.nice(0) == here
 
 
+@pytest.mark.sampled(every=3)
 def test_what_cannot_be_a_limit(trainable: Path, trusted: list[bytes]) -> None:
     for wrong in (0, -1.0, float("inf"), float("nan"), 1e10):
         with pytest.raises(RuntimeInputError, match="cpu_seconds must be above 0 and at most 1000000000, got"):

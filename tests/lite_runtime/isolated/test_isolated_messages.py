@@ -125,6 +125,7 @@ def test_a_message_that_is_cut_off(ends: tuple[Channel, Channel], data: bytes) -
         ends[1].receive(5.0)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_time_counts_for_the_whole_message(ends: tuple[Channel, Channel]) -> None:
     assert not ends[1].has_hung_up()
     stop = threading.Event()

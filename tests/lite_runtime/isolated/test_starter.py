@@ -93,6 +93,7 @@ def parent_of(pid: int | None) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.sampled(every=3)
 def test_children_are_the_helpers_and_nothing_is_left_of_them(load: Open, starter: Starter) -> None:
     assert starter.pid is None  # none before it is needed
     answers(load)
@@ -279,6 +280,7 @@ def test_a_child_that_ignores_the_end_of_the_agent_is_killed_by_the_helper() -> 
         assert wait_until(lambda: not running(child))
 
 
+@pytest.mark.sampled(every=3)
 def test_children_share_no_random_state() -> None:
     draws = "import random, os; print(random.random(), np.random.random(), os.urandom(4).hex(), flush=True)"
     with Helper(draws, before="import random, numpy as np; np.random.random()") as helper:
@@ -289,6 +291,7 @@ def test_children_share_no_random_state() -> None:
     assert all(first != second for first, second in zip(*drawn, strict=True))
 
 
+@pytest.mark.sampled(every=3)
 def test_it_is_replaced_after_many_forks() -> None:
     with Helper("pass") as helper:
         for _ in range(MOST_FORKS):

@@ -120,6 +120,7 @@ def test_enough_requests_confirm(model: ScalingModels, trusted: list[bytes], tmp
             assert slots.state.a.status == expected
 
 
+@pytest.mark.sampled(every=3)
 def test_installed_with_parameters_of_its_own(
     running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:

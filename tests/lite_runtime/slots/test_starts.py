@@ -157,6 +157,7 @@ def test_a_damaged_state_file_is_an_error(trusted: list[bytes], tmp_path: Path, 
             Slots(tmp_path / "slots", trusted)
 
 
+@pytest.mark.sampled(every=3)
 def test_one_owner(running: Slots, trusted: list[bytes], tmp_path: Path) -> None:
     with pytest.raises(SlotError, match="another process, or another Slots of this one, owns it"):
         Slots(tmp_path / "slots", trusted)
@@ -187,6 +188,7 @@ def test_options_that_make_no_sense(trusted: list[bytes], tmp_path: Path) -> Non
             Slots(tmp_path / "slots", trusted, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_full_disk_leaves_the_running_model(
     running: Slots, model: ScalingModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ def test_the_template_is_sound(template: Path, tmp_path: Path) -> None:
     assert use(tmp_path / "store")
 
 
+@pytest.mark.sampled(every=3)
 def test_mutated_databases(template: Path, tmp_path: Path) -> None:
     fuzz(template, tmp_path, seed=3, count=60)
 
@@ -169,6 +170,7 @@ def test_many_mutated_databases(template: Path, tmp_path: Path) -> None:
     fuzz(template, tmp_path, seed=4, count=2000)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("database-*.sql")), ids=lambda path: path.stem)
 def test_corpus_of_databases(path: Path, template: Path, tmp_path: Path) -> None:
     """Statements that somebody ran on the database; kept as text."""

@@ -126,6 +126,7 @@ def test_it_is_not_named_itself(rt: Runtime) -> None:
         rt.fit(x, y, program="train.several")
 
 
+@pytest.mark.sampled(every=3)
 def test_a_label_that_no_class_has_is_said_to_be_one(rt: Runtime) -> None:
     x, y = data(8)
     with pytest.raises(IndexRangeError, match="has a class number that the model does not have, in row 0: "):

@@ -55,6 +55,7 @@ def signed(vector: Vector, bits: int) -> np.ndarray:
     return (vector.astype(np.int64) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_sum_is_that_of_the_changes_with_the_noise_of_all_devices() -> None:
     """20,000 changes of 8 devices, whose noise has a variance within five standard errors of what it should have."""
     size, share = 20_000, NoiseShare(deviation=37, steps=568)

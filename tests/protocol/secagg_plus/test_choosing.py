@@ -68,6 +68,7 @@ def test_what_does_not_go_together(policy: PrivacyPolicy, asked: dict[str, Any],
         choose_protocol(policy, **{"kind": "training", "cohort": 256, **asked})
 
 
+@pytest.mark.sampled(every=3)
 def test_the_sizes_that_operators_are_told() -> None:
     page = Path(__file__).parents[3] / "docs" / "tasks.md"
     text = " ".join(page.read_text(encoding="utf-8").split())

@@ -125,6 +125,7 @@ def test_corpus(path: Path) -> None:
             read_member(path.read_bytes(), SESSION, public_bytes(ENROLMENT), "plants", keys_bytes=size)
 
 
+@pytest.mark.sampled(every=3)
 @settings(max_examples=60)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:

@@ -133,6 +133,7 @@ def test_devices_that_are_told_to_be_gone_elsewhere_show_nothing() -> None:
             run.devices[place].answer(questions[place], inclusions)
 
 
+@pytest.mark.sampled(every=3)
 def test_signatures_of_others_do_not_make_a_device_present() -> None:
     for forge, error in (
         (lambda own: own[:1] * SIZES.threshold, ConsistencyError),
@@ -193,6 +194,7 @@ def test_different_cohorts_for_different_devices() -> None:
     assert all(run.devices[place].receive(run.roster.inbox(place)).dealers == [0] for place in holders)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_envelope_passed_off_as_another_dealer_s() -> None:
     # Otherwise the server could ask for the seed's share under the one name and for the mask key's under the other.
     run = make("receive")
@@ -212,6 +214,7 @@ def test_an_envelope_passed_off_as_another_dealer_s() -> None:
             run.devices[0].receive(passed_off(*names))
 
 
+@pytest.mark.sampled(every=3)
 def test_partners_that_seem_to_be_gone() -> None:
     run = make("mask")
     own = run.roster.drawn[0].tolist()

@@ -30,6 +30,7 @@ def interpolate(points: dict[int, int]) -> int:
     return total % P
 
 
+@pytest.mark.sampled(every=3)
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.integers(0, 4), st.randoms(use_true_random=False))
 def test_any_threshold_shares_give_the_secret(secret: bytes, threshold: int, more: int, order: object) -> None:
     shares = split(secret, threshold, threshold + more, stream(secret.hex()))

@@ -197,6 +197,7 @@ def test_trees(case: dict[str, Any]) -> None:
     check_members(bytes.fromhex(case["root"]), case["size"], leaves, bytes.fromhex(case["proof"]))
 
 
+@pytest.mark.sampled(every=3)
 def test_sizes() -> None:
     """A device takes exactly these, and none that are less by one."""
     for case in PARTS["sizes"]:

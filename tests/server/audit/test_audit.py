@@ -56,6 +56,7 @@ def test_what_happened_is_in_it_in_order(busy: World) -> None:
     assert verify(entries) == (head(busy).seq, head(busy).hash)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_an_auditor_wants_to_know(world: World) -> None:
     task = world.create_task(eligibility="ram >= 1GB", max_contributions=2)
     for values in ({"populations": ["teachers", "pupils"], "seconds": 3600}, {}):
@@ -114,6 +115,7 @@ def test_the_database_refuses_changes(busy: World) -> None:
                 connection.execute(statement)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_entry_stands_or_falls_with_what_it_tells(busy: World) -> None:
     before = log(busy)
     with pytest.raises(ZeroDivisionError), busy.services.database.write() as session:  # noqa: PT012
@@ -132,6 +134,7 @@ def forged(entries: list[AuditEntry], place: int, **changes: Any) -> list[AuditE
     return made
 
 
+@pytest.mark.sampled(every=3)
 def test_every_kind_of_tampering_is_found(busy: World) -> None:
     entries = log(busy)
     kept = head(busy)

@@ -160,6 +160,7 @@ def test_names_of_the_process_and_of_the_server_are_the_same() -> None:
     assert (process.DOCUMENT, process.PROBLEM) == (made.DOCUMENT, made.PROBLEM)
 
 
+@pytest.mark.sampled(every=3)
 def test_what_cannot_be_read_is_said(world: World, visitor: Visitor, models: list[str]) -> None:
     with world.services.database.read() as session:
         file = session.get_one(BundleRow, models[0]).file_digest

@@ -95,6 +95,7 @@ def test_what_an_operator_did_is_in_the_audit_log(world: World) -> None:
     assert "model-1<" in auditor.page(html[start : html.index('"', start)])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_form_says_what_is_wrong_and_keeps_what_was_typed(world: World, visitor: Visitor) -> None:
     bundle = world.publish()
     form = {"name": "spring", "kind": "training", "population": POPULATION, "bundle": bundle, "rounds": "many",

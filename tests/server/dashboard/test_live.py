@@ -121,6 +121,7 @@ def test_curves_and_buttons_follow_what_happens(world: World, visitor: Visitor) 
         assert ('id="live-cards"' in again.data, 'id="live-curves"' in again.data) == (False, True)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("server_settings", [{"smallest_answer": 3}])
 @pytest.mark.parametrize("eligibility", ["", "ram >= 1"])
 def test_who_failed_is_a_link_to_the_device_unless_the_name_holds_for_one_round(
@@ -202,6 +203,7 @@ def test_a_stream_ends_with_its_session(world: World, monkeypatch: pytest.Monkey
         assert stream.ended(SOON)[-1] == "over"
 
 
+@pytest.mark.sampled(every=3)
 def test_no_event_goes_to_who_may_look_no_more(world: World) -> None:
     """The check of every few seconds has not come yet."""
     task = world.create_task(cohort=3, min_cohort=3)["task_id"]
@@ -214,6 +216,7 @@ def test_no_event_goes_to_who_may_look_no_more(world: World) -> None:
         assert stream.ended(SOON) == ["over"]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_places_of_one_person_and_of_all(world: World, visitor: Visitor) -> None:
     task = world.create_task()["task_id"]
     live: LivePages = world.app.extensions[LIVE]
@@ -282,6 +285,7 @@ def test_what_many_watch_is_made_once_and_wakes_these_alone() -> None:
     assert [each.ended() for each in (*streams, other)] == [[]] * 21
 
 
+@pytest.mark.sampled(every=3)
 def test_a_reader_who_cannot_be_checked_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "UNCHECKED_SECONDS", 1.0)
     monkeypatch.setattr(hub, "KEEP_ALIVE_SECONDS", 0.2)

@@ -41,6 +41,7 @@ def test_pages_have_no_script_or_style_of_their_own(world: World, visitor: Visit
         assert "onclick" not in html
 
 
+@pytest.mark.sampled(every=3)
 def test_errors_are_pages(world: World, visitor: Visitor) -> None:
     for path, status in (
         ("/dashboard/nowhere", 404),
@@ -93,6 +94,7 @@ def test_a_task_and_its_rounds(world: World, visitor: Visitor) -> None:
     assert f"/dashboard/rounds/{done['round_id']}" in visitor.page(f"/dashboard/tasks/{task['task_id']}")
 
 
+@pytest.mark.sampled(every=3)
 def test_a_task_is_paused_resumed_and_cancelled_after_a_question(world: World, visitor: Visitor) -> None:
     task = world.create_task()
     page = f"/dashboard/tasks/{task['task_id']}"
@@ -134,6 +136,7 @@ def test_somebody_of_another_population_sees_nothing_of_this_one(world: World) -
     assert world.task(task["task_id"])["state"] == "running"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_that_failed_lost_nobody_in_phases_that_it_did_not_come_to(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -149,6 +152,7 @@ def test_a_round_that_failed_lost_nobody_in_phases_that_it_did_not_come_to(world
         assert "What to do: devices went away or trained too long" in each
 
 
+@pytest.mark.sampled(every=3)
 def test_what_devices_said_comes_with_what_to_do(world: World, visitor: Visitor) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)

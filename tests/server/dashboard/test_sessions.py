@@ -31,6 +31,7 @@ def test_the_front_page_leads_to_the_dashboard(world: World) -> None:
     assert "Access token" in visitor.words("/dashboard/login")
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_opens_a_session_and_logging_out_ends_it(world: World) -> None:
     visitor = Visitor(world, world.operator_token)
     assert is_in(visitor)
@@ -146,6 +147,7 @@ def test_one_person_has_a_bounded_number_of_sessions(world: World) -> None:
     assert [store.find(cookie) is None for cookie in cookies] == [True, True] + [False] * MOST_SESSIONS
 
 
+@pytest.mark.sampled(every=3)
 def test_logins_are_in_the_audit_log_and_refused_ones_are_counted(world: World) -> None:
     token, token_id = access_token(world, "auditor")
     visitor = Visitor(world, token)

@@ -82,6 +82,7 @@ def torn_down(connection: Connection) -> None:
     raise SystemExit
 
 
+@pytest.mark.sampled(every=3)
 def test_many_writes_take_one_commit(group: Group) -> None:
     names = [f"{number:02}" for number in range(20)]
     assert group.run(*map(store, names)) == names

@@ -91,6 +91,7 @@ def test_pages_by_population_and_state(world: World) -> None:
     assert [each["device_id"] for each in first["items"] + second["items"]] == active[:4]
 
 
+@pytest.mark.sampled(every=3)
 def test_an_operator_sees_and_revokes_devices_of_its_populations_only(world: World) -> None:
     (device,) = world.add_devices(1)
     other = limited(world, "staff")
@@ -147,6 +148,7 @@ def test_what_it_told_about_itself_is_deleted(world: World) -> None:
         assert connection.exec_driver_sql("SELECT attributes FROM check_ins").scalar_one() in ("{}", {})
 
 
+@pytest.mark.sampled(every=3)
 def test_another_web_process_believes_its_session_for_five_seconds_and_stores_nothing(world: World) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -169,6 +171,7 @@ def test_another_web_process_believes_its_session_for_five_seconds_and_stores_no
     other.extensions["archipel"].database.dispose()
 
 
+@pytest.mark.sampled(every=3)
 def test_it_is_not_taken_into_a_round(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -238,6 +241,7 @@ def test_an_update_that_was_acknowledged_before_stays_in_the_sum(world: World) -
     assert devices[0].id in made["survivors"]
 
 
+@pytest.mark.sampled(every=3)
 def test_in_a_plain_round_too(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, goal=4)
     devices = world.add_devices(5)

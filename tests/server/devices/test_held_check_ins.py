@@ -52,6 +52,7 @@ def held(world: World, *devices: Device) -> Iterator[list[Answers]]:
         yield answers
 
 
+@pytest.mark.sampled(every=3)
 def test_an_answer_as_soon_as_the_device_is_in_a_round(world: World) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -66,6 +67,7 @@ def test_an_answer_as_soon_as_the_device_is_in_a_round(world: World) -> None:
     assert all(device.join() for device in devices)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_new_task_finds_them_too(world: World) -> None:
     devices = world.add_devices(3)
     with held(world, *devices) as answers:
@@ -76,6 +78,7 @@ def test_a_new_task_finds_them_too(world: World) -> None:
         assert all(each.result()[0].plan is not None for each in answers)
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_comes(world: World) -> None:
     (device,) = world.add_devices(1)
     answer, seconds = ask(device, 0.5)
@@ -87,6 +90,7 @@ def test_nothing_comes(world: World) -> None:
     assert (answer.plan, answer.retry_after) == (None, AT_ONCE)
 
 
+@pytest.mark.sampled(every=3)
 def test_who_is_not_held(world: World) -> None:
     task = world.create_task(cohort=3, rest_seconds=100.0)
     devices = world.add_devices(4)

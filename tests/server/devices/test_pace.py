@@ -53,6 +53,7 @@ def test_devices_that_came_together_come_apart() -> None:
     assert all(abs(part.mean() / per_second - 1) < 0.1 for part in np.array_split(later, 30))
 
 
+@pytest.mark.sampled(every=3)
 @given(st.integers(0, 10**8), st.floats(0.01, 60), st.floats(0.1, 1e5))
 def test_a_small_fleet_asks_often_and_never_too_often_in_total(devices: int, usual: float, per_second: float) -> None:
     quick = quick_seconds(devices, usual, per_second)

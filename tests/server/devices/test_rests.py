@@ -40,6 +40,7 @@ def fail(world: World, devices: list[Device], leaving: Device) -> None:
     world.settle()
 
 
+@pytest.mark.sampled(every=3)
 def test_the_next_round_takes_others(world: World) -> None:
     task = plain(world)
     devices = world.add_devices(4)
@@ -109,6 +110,7 @@ def four_of_which_one_left_twice(world: World) -> list[Device]:
     return devices
 
 
+@pytest.mark.sampled(every=3)
 def test_it_is_needed_only_where_the_others_are_gone_and_not_where_they_are_late(world: World) -> None:
     devices = four_of_which_one_left_twice(world)
     late, seen = devices[:3], world.clock.now - world.settings.leave_seconds
@@ -121,6 +123,7 @@ def test_it_is_needed_only_where_the_others_are_gone_and_not_where_they_are_late
     assert taken(world, late) == {device.id for device in late}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_revoked_device_is_no_other_one(world: World) -> None:
     devices = four_of_which_one_left_twice(world)
     assert taken(world, devices[:3]) == set()
@@ -155,6 +158,7 @@ def test_no_rest_is_longer_than_a_day_and_old_ones_are_forgotten(world: World) -
     assert waits(world) == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rest_does_not_tell_what_the_device_said(world: World) -> None:
     plain(world)
     devices = world.add_devices(3)
@@ -165,6 +169,7 @@ def test_a_rest_does_not_tell_what_the_device_said(world: World) -> None:
     assert len(set(waits(world).values())) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_does_not_wait_for_who_rests(world: World) -> None:
     """Four of a cohort of five take part at once, and not when the assigning phase is over."""
     task = plain(world, cohort=5, rounds=3)

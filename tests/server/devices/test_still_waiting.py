@@ -47,6 +47,7 @@ def test_a_time_is_written_at_every_second_check_in(world: World) -> None:
     assert seen == [(0, 2), (0, 2), (6, 8), (6, 8), (12, 14), (12, 14)]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_that_takes_the_device_meanwhile_keeps_it(world: World, noted: list[Callable[[], object]]) -> None:
     devices = world.add_devices(3)
     for device in devices:

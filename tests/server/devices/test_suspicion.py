@@ -78,6 +78,7 @@ def test_a_round_has_as_many_devices_as_it_needs_and_no_more(data: some.DataObje
     assert made.suspects == tuple(suspects(scores, waiting))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("fleet", "known", "cohort", "required"), [(12, 3, 5, 4), (12, 1, 5, 4), (8, 8, 8, 4), (9, 6, 6, 5)]
 )
@@ -120,6 +121,7 @@ def test_where_rounds_are_spoiled_by_nobody_hardly_anybody_is_accused() -> None:
     assert sum(map(bool, searches)) <= 7
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 60), (0.5, 160)])
 def test_the_one_who_spoils_is_found(share: float, rounds: int) -> None:
     searches = [search(Random(seed), 12, 4, {"007": share}, by_chance=0.0, rounds=rounds) for seed in range(20)]

@@ -87,6 +87,7 @@ def test_the_expression_comes_on_top() -> None:
     assert Target().everybody
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_take_the_same_devices(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(12)

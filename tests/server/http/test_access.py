@@ -38,6 +38,7 @@ def test_a_token_is_shown_once_and_nowhere_else(world: World) -> None:
     assert made["token"] not in repr(made["info"])
 
 
+@pytest.mark.sampled(every=3)
 def test_a_revoked_token_is_worth_nothing_at_once(world: World) -> None:
     made, headers = make(world)
     path = f"/v1/tokens/{made['info']['token_id']}/revoke"
@@ -75,6 +76,7 @@ def test_a_token_is_for_its_populations(world: World) -> None:
     assert world.task(theirs["task_id"])["state"] == "running"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_for_one_population_sees_nothing_of_others(world: World) -> None:
     world.create_task(population="pupils", cohort=3)
     devices = world.add_devices(3)

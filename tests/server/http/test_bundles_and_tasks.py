@@ -247,6 +247,7 @@ def test_a_bundle_with_an_unknown_strategy(world: World, tmp_path: Path, bundle_
     assert "fedmagic" in answer["detail"]
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_tell_how_far_each_device_came(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)

@@ -32,6 +32,7 @@ def of_cors(headers: object) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.startswith("Access-Control-")}  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_page_on_the_list_is_answered(client: Client) -> None:
     asked = client.options("/v1/check-ins", headers={"Origin": PAGE, **PREFLIGHT})
     assert (asked.status_code, asked.get_data()) == (204, b"")

@@ -117,6 +117,7 @@ def test_nothing_but_the_files_of_the_folder(client: FlaskClient, name: str) -> 
         assert b"for nobody" not in response.get_data()
 
 
+@pytest.mark.sampled(every=3)
 def test_documentation_that_was_not_built(world: World, tmp_path: Path) -> None:
     app = create_app(world.settings, docs_page=tmp_path / "nothing")
     client = app.test_client()

@@ -87,6 +87,7 @@ def test_the_folder_itself_is_the_page(client: FlaskClient) -> None:
         assert (response.status_code, response.get_data()) == (200, b"")
 
 
+@pytest.mark.sampled(every=3)
 def test_what_the_browser_has_is_not_sent_again(client: FlaskClient, folder: Path) -> None:
     with client.get("/demo/") as first:
         etag = first.headers["ETag"]
@@ -158,12 +159,14 @@ def test_a_server_shows_the_demo_only_if_it_is_told_to(world: World, folder: Pat
     app.extensions["archipel"].database.dispose()
 
 
+@pytest.mark.sampled(every=3)
 def test_only_reading(client: FlaskClient) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         with client.open("/demo/", method=method) as response:
             assert response.status_code == 405
 
 
+@pytest.mark.sampled(every=3)
 def test_six_browsers_behind_one_address_load_the_page(client: FlaskClient, world: World) -> None:
     """All at once, with as many connections as browsers open; and they use up no enrolment."""
     with ExitStack() as stack:
@@ -173,6 +176,7 @@ def test_six_browsers_behind_one_address_load_the_page(client: FlaskClient, worl
         assert client.get("/v1/health").status_code == 200
 
 
+@pytest.mark.sampled(every=3)
 def test_who_asks_for_more_is_told_when_to_ask_again(client: FlaskClient) -> None:
     with ExitStack() as stack:
         answers = [stack.enter_context(client.get("/demo/")) for _ in range(DOWNLOADS_OF_ONE_ADDRESS + 1)]

@@ -47,6 +47,7 @@ def test_a_new_task_does_not_shift_the_next_page(world: World) -> None:
     assert second["next"] is None
 
 
+@pytest.mark.sampled(every=3)
 def test_only_ids_that_begin_so(world: World) -> None:
     made = [world.create_task(name=f"t{number}")["task_id"] for number in range(6)]
     for starts in (made[2][:1], made[2][:5], made[2]):
@@ -56,6 +57,7 @@ def test_only_ids_that_begin_so(world: World) -> None:
         assert world.operator("GET", f"/v1/tasks?starts={wrong}")[0] == 400
 
 
+@pytest.mark.sampled(every=3)
 def test_only_the_tasks_that_are_asked_for(world: World) -> None:
     """By each filter alone and by all together; a task that leaves the choice between two pages hides no other."""
     made: list[tuple[str, str, float]] = []

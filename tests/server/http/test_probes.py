@@ -27,6 +27,7 @@ def ask(world: World) -> tuple[int, str]:
         return response.status_code, response.get_data(as_text=True)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_server_that_works_is_ready(world: World, lease: Lease) -> None:
     assert ask(world) == (200, '{"status":"ready"}')
 
@@ -82,6 +83,7 @@ def test_on_a_full_disk_it_is_not(world: World, lease: Lease, monkeypatch: pytes
     assert "disk: 3 MiB free for data, at least 16 are needed" in said
 
 
+@pytest.mark.sampled(every=3)
 def test_before_it_stops_it_is_not(world: World, lease: Lease) -> None:
     world.app.extensions["archipel"].database.dispose()
     world.app = create_app(world.settings, clock=world.clock, draining=lambda: True)

@@ -69,6 +69,7 @@ def test_a_body_that_cannot_be_decoded(world: World) -> None:
         assert [each.pointer for each in found.errors] == ([] if pointer is None else [pointer]), body
 
 
+@pytest.mark.sampled(every=3)
 def test_the_field_is_named(world: World) -> None:
     """Also of what a handler finds, and of query strings; a text that only looks like a field's name is none."""
     client = world.app.test_client()
@@ -100,6 +101,7 @@ def test_a_body_that_is_too_large(world: World) -> None:
     problem(world.app.test_client().post("/v1/challenges", data=body), 413, "too_large")
 
 
+@pytest.mark.sampled(every=3)
 def test_an_unexpected_error_tells_nothing_but_its_request_id(world: World, caplog: pytest.LogCaptureFixture) -> None:
     # An unreadable plan in the database: nothing that a caller can be blamed for.
     task = world.create_task()

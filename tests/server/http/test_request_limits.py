@@ -167,6 +167,7 @@ def test_addresses_that_have_proved_nothing(world: World, strict: Flask) -> None
     assert statuses(lambda: client.get("/v1/tasks", headers=right, environ_overrides=where), 1) == [200]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.usefixtures("passing")
 def test_behind_proxies_the_address_is_the_one_that_they_saw(world: World) -> None:
     app = create_app(msgspec.structs.replace(world.settings, **FEW, trusted_proxies=2), clock=world.clock)
@@ -211,6 +212,7 @@ class Waiting:
         self._thread.join()
 
 
+@pytest.mark.sampled(every=3)
 def test_at_the_same_time(world: World, strict: Flask, passing: Passing) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -231,6 +233,7 @@ def test_at_the_same_time(world: World, strict: Flask, passing: Passing) -> None
         assert response.status_code == 200
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("extra", [{}, {"Range": "bytes=1-"}])
 def test_a_download_counts_until_it_has_been_sent(
     world: World, strict: Flask, passing: Passing, extra: dict[str, str]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
 from archipel.server.http.api.round_log import MOST_BYTES, MOST_LINES
 from archipel.server.telemetry.log_lines import TextLines, about
 from tests.support.visitors import Visitor, access_token
@@ -24,6 +26,7 @@ def lines(world: World, round_id: str) -> list[str]:
     return found
 
 
+@pytest.mark.sampled(every=3)
 def test_lines_about_a_round_with_their_tracebacks_and_no_others(world: World) -> None:
     round_id, other = started(world), "f" * 32
     assert lines(world, round_id) == []
@@ -53,6 +56,7 @@ def test_of_a_long_log_the_end_is_read(world: World) -> None:
     assert found[-1].endswith(f" {number}")
 
 
+@pytest.mark.sampled(every=3)
 def test_the_page_of_a_round_shows_it_to_admins_alone(world: World) -> None:
     round_id = started(world)
     world.settings.process_log.write_text(f"round {round_id}: <script>alert(1)</script>\n")

@@ -10,6 +10,7 @@ from tests.support.world import World
 TOKEN, OTHER = b"t" * 32, b"o" * 32
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("before", [0.5, CACHE_SECONDS / 2, CACHE_SECONDS + 1])
 def test_over_http(world: World, before: float) -> None:
     """Used shortly before its end, so that it is remembered, and again at its end."""

@@ -42,6 +42,7 @@ def test_a_paused_task_finishes_its_round_and_opens_no_other(world: World) -> No
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_task_whose_last_round_ends_while_it_is_paused_is_complete(world: World) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -51,6 +52,7 @@ def test_a_task_whose_last_round_ends_while_it_is_paused_is_complete(world: Worl
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_paused_task_can_be_cancelled(world: World) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
@@ -113,6 +115,7 @@ def test_requests_at_the_same_time_make_one_task(world: World, values: dict[str,
     assert len({answer["task_id"] for _, answer in answers}) == 1
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("key", ["short", "x" * 65, "with blanks in between", "ü" * 20])
 def test_a_wrong_key_is_refused(world: World, values: dict[str, str | int], key: str) -> None:
     status, answer = world.operator("POST", "/v1/tasks", values, {"Idempotency-Key": key})

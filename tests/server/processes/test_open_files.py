@@ -28,6 +28,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("soft", "hard", "connections", "raised"),
     [

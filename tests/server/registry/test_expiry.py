@@ -62,6 +62,7 @@ def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: World, endin
     ending.post("rollouts", {**compared, "gate": {**GATE, "max_loss": None, "worst": 0.5}}, 201)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("gate", "reason"), [("none", "bundle 'tiny2'"), ({}, "the evaluation cannot be made: bundle 'tiny2'")]
 )
@@ -83,6 +84,7 @@ def test_a_rollout_whose_version_expires_is_rolled_back(
     assert ending.get(f"models/{MODEL}/versions/2")["state"] == "registered"  # nothing is wrong with it
 
 
+@pytest.mark.sampled(every=3)
 def test_going_back_to_what_has_expired_ends_the_offers_and_says_so(world: World, ending: Fleet) -> None:
     """A bad version must not stay on offer because the one before it has expired."""
     ending.promote(3)

@@ -143,6 +143,7 @@ def test_a_population_has_so_many_models_that_an_answer_can_name_all(world: Worl
     fleet.post("models", {"name": "more", "population": "teachers"}, 201)
 
 
+@pytest.mark.sampled(every=3)
 def test_how_many_devices_fetched_which_version(world: World, fleet: Fleet) -> None:
     devices = world.add_devices(6)
     for device, runs in zip(devices, (None, {}, {MODEL: 1}, {MODEL: 1}, {MODEL: 2, "words": 1}, {"words": 1})):
@@ -219,6 +220,7 @@ def cost(statements: list[str], device: Device) -> int:
     return len(statements)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_offer_costs_a_polling_device_no_query(world: World, statements: list[str]) -> None:
     old, new = world.add_devices(2)
     new.versions = {}
@@ -236,6 +238,7 @@ def test_an_offer_costs_a_polling_device_no_query(world: World, statements: list
     assert cost(statements, new) == usual
 
 
+@pytest.mark.sampled(every=3)
 def test_another_web_process_knows_at_once(world: World, fleet: Fleet) -> None:
     """Nothing is kept for some seconds: what was rolled back is offered by nobody any more."""
     from archipel.server.app import create_app
@@ -257,6 +260,7 @@ def test_another_web_process_knows_at_once(world: World, fleet: Fleet) -> None:
     other.extensions["archipel"].database.dispose()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_serial_never_goes_back(world: World, fleet: Fleet) -> None:
     """Not even where a database is put back from a backup, as long as time goes on."""
     (device,) = world.add_devices(1)

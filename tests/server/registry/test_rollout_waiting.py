@@ -25,6 +25,7 @@ def test_a_stage_that_soaks_warns_of_too_few_devices(world: World, fleet: Fleet)
     assert fleet.show(rollout)["waiting_for"] == f"stage 1 soaks until {until}"
 
 
+@pytest.mark.sampled(every=3)
 def test_an_evaluation_says_what_it_waits_for(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -50,6 +51,7 @@ def test_an_evaluation_says_what_it_waits_for(world: World, fleet: Fleet) -> Non
     assert control(fleet, rollout, "abort")["waiting_for"] == ""
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("smallest", "told"), [(1, True), (3, False)])
 def test_an_auditor_is_not_told_numbers_that_depend_on_attributes(
     world: World, fleet: Fleet, smallest: int, told: bool

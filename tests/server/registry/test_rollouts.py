@@ -114,6 +114,7 @@ def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet)
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("come", "waited"), [(0, "none"), (2, "2")])
 def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(
     world: World, fleet: Fleet, come: int, waited: str
@@ -159,6 +160,7 @@ def test_a_stage_with_fewer_devices_than_may_take_part_is_measured_in_time(
     assert [first[side]["devices"] for side in ("candidate", "baseline")] == [4, 4]
 
 
+@pytest.mark.sampled(every=3)
 def test_an_evaluation_that_is_cancelled_ends_it(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     fleet.enrol(rollout, 3)
@@ -172,6 +174,7 @@ def test_an_evaluation_that_is_cancelled_ends_it(world: World, fleet: Fleet) -> 
     assert shown["reason"] == "the evaluation of version 2 is cancelled: cancelled by the operator"
 
 
+@pytest.mark.sampled(every=3)
 def test_too_few_examples_are_no_result(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate={"min_examples": 121})  # three devices bring 40 each
     inside, _ = fleet.enrol(rollout, 3)
@@ -244,6 +247,7 @@ def test_a_pause_while_evaluating_holds_the_evaluation(world: World, fleet: Flee
     assert fleet.show(rollout)["stage"] == 2
 
 
+@pytest.mark.sampled(every=3)
 def test_no_pause_lasts_for_ever(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     control(fleet, rollout, "pause")
@@ -256,6 +260,7 @@ def test_no_pause_lasts_for_ever(world: World, fleet: Fleet) -> None:
     assert (shown["state"], shown["reason"]) == ("rolled_back", "it was paused for too long")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("moment", ["soaking", "evaluating", "paused"])
 def test_abort_at_any_moment(world: World, fleet: Fleet, moment: str) -> None:
     rollout = fleet.begin()
@@ -278,6 +283,7 @@ def test_abort_at_any_moment(world: World, fleet: Fleet, moment: str) -> None:
     fleet.begin()  # it was not rejected
 
 
+@pytest.mark.sampled(every=3)
 def test_one_rollout_of_a_model_at_a_time_and_no_promotion_beside_it(world: World, fleet: Fleet) -> None:
     fleet.add_version()
     rollout = fleet.begin()
@@ -355,6 +361,7 @@ def at_once(fleet: Fleet, requests: list[tuple[str, dict[str, Any]]]) -> list[in
     return sorted(statuses)
 
 
+@pytest.mark.sampled(every=3)
 def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None:
     asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": "none"}
     assert at_once(fleet, [("/v1/rollouts", asked)] * 6) == [201] + [409] * 5
@@ -363,6 +370,7 @@ def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None
     assert fleet.get("rollouts?model=another")["items"] == []
 
 
+@pytest.mark.sampled(every=3)
 def test_first_promotions_of_a_population_at_the_same_time(world: World) -> None:
     fleet = Fleet(world).create(1, promote=None)
     names = [f"m{number}" for number in range(6)]
@@ -376,6 +384,7 @@ def test_first_promotions_of_a_population_at_the_same_time(world: World) -> None
     assert [each.model for each in device.offers] == names
 
 
+@pytest.mark.sampled(every=3)
 def test_the_same_content_registered_at_the_same_time_is_one_version(fleet: Fleet) -> None:
     fleet.post("models", {"name": "words", "population": "pupils"}, 201)
     assert at_once(fleet, [("/v1/models/words/versions", {"bundle": fleet.bundles[0]})] * 6) == [200] * 5 + [201]

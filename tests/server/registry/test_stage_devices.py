@@ -20,6 +20,7 @@ def soak(world: World, fleet: Fleet, rollout: dict[str, object]) -> dict[str, ob
     return fleet.show(rollout)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_stage_of_four_that_needs_six(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate=SIX)
     fleet.enrol(rollout, 4)
@@ -33,12 +34,14 @@ def test_a_stage_of_four_that_needs_six(world: World, fleet: Fleet) -> None:
     assert world.operator("GET", "/v1/tasks")[1]["items"] == []
 
 
+@pytest.mark.sampled(every=3)
 def test_as_many_as_it_needs_are_waited_for(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate=SIX)
     fleet.enrol(rollout, 6)
     assert soak(world, fleet, rollout)["state"] == "evaluating"
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_that_go_while_it_is_evaluated(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
@@ -110,10 +113,12 @@ def eligible(world: World, fleet: Fleet, able: int, others: int, needed: int) ->
     return str(soak(world, fleet, rollout)["reason"])
 
 
+@pytest.mark.sampled(every=3)
 def test_whoever_reports_something_else_is_not_eligible(world: World, fleet: Fleet) -> None:
     assert "3 devices are eligible, its evaluation needs 4" in eligible(world, fleet, 3, 3, 4)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("needed", "told"), [(5, ""), (6, "needs are eligible")])
 def test_an_operator_cannot_count_who_reports_what(
     world: World, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, needed: int, told: str

@@ -48,6 +48,7 @@ def test_a_digest_is_what_the_documentation_says(world: World, empty: Fleet) -> 
     )  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_the_same_content_is_the_same_version(world: World, empty: Fleet) -> None:
     first = empty.add_version()
     world.clock.now += 5
@@ -63,6 +64,7 @@ def test_the_same_content_is_the_same_version(world: World, empty: Fleet) -> Non
     assert empty.model()["newest"] == 2
 
 
+@pytest.mark.sampled(every=3)
 def test_lineage_of_training(world: World, empty: Fleet) -> None:
     bundle = empty.add_version()["bundle"]
     task = train(world, 3, bundle)
@@ -100,6 +102,7 @@ def test_lineage_of_a_bundle(world: World, empty: Fleet) -> None:
     assert made["bundle_metrics"] == {"accuracy": 0.75}
 
 
+@pytest.mark.sampled(every=3)
 def test_a_parent_can_be_told_where_nothing_tells_it(empty: Fleet) -> None:
     bundles = [empty.add_version()["bundle"] for _ in range(2)]
     empty.post("models", {"name": "words", "population": POPULATION}, 201)
@@ -156,6 +159,7 @@ def promotions(fleet: Fleet) -> list[tuple[str, int]]:
     return [(each["how"], each["version"]) for each in fleet.get(f"models/{MODEL}/promotions")["items"]][::-1]
 
 
+@pytest.mark.sampled(every=3)
 def test_rolling_back_goes_back_and_not_there_and_back(world: World) -> None:
     fleet = Fleet(world).create(4)
     for number in (3, 2, 4):
@@ -176,6 +180,7 @@ def test_rolling_back_goes_back_and_not_there_and_back(world: World) -> None:
     assert done[4]["detail"] == {"before": 4}
 
 
+@pytest.mark.sampled(every=3)
 def test_rolling_back_leaves_out_what_was_rejected_meanwhile(world: World) -> None:
     fleet = Fleet(world).create(3)
     fleet.promote(2)
@@ -198,6 +203,7 @@ def test_rolling_back_takes_back_the_rollout_under_way_and_nothing_else(world: W
     assert promotions(fleet) == [("promote", 1), ("promote", 3), ("rollback", 3), ("rollback", 1)]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_same_key_is_one_promotion(world: World) -> None:
     fleet = Fleet(world).create(3)
     first, second = ({"Idempotency-Key": letter * 16} for letter in "pq")
@@ -231,6 +237,7 @@ def test_a_model_is_made_once_and_of_one_population(world: World, fleet: Fleet) 
     assert world.operator("GET", f"/v1/models/{MODEL}/versions/3")[0] == 404
 
 
+@pytest.mark.sampled(every=3)
 def test_lists_come_in_pages(world: World) -> None:
     fleet = Fleet(world).create(5)
     for name in ("words", "notes", "alpha"):
@@ -259,6 +266,7 @@ def test_lists_come_in_pages(world: World) -> None:
     assert walk("rollouts", "rollout_id") == made[::-1]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_is_for_its_populations(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()["rollout_id"]
     task = world.create_task(population=POPULATION)["task_id"]

@@ -92,6 +92,7 @@ def test_nobody_can_use_what_is_deleted(world: World) -> None:
     assert fleet.model()["promoted"] == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_file_goes_a_day_later(world: World) -> None:
     weights = weights_of(world, train(world, 2))
     pass_days(world, 11)
@@ -103,6 +104,7 @@ def test_a_file_goes_a_day_later(world: World) -> None:
     assert [row.removed is not None for row in (rows(world)[digest] for digest in weights)] == [True, True, False]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_download_under_way_ends_well(world: World) -> None:
     weights = weights_of(world, train(world, 2))
     with world.app.test_client() as client:
@@ -116,6 +118,7 @@ def test_a_download_under_way_ends_well(world: World) -> None:
     assert set(read_weights(Path(world.settings.folder) / "got")) == {"w", "b"}
 
 
+@pytest.mark.sampled(every=3)
 def test_no_file_goes_while_a_backup_is_made(world: World) -> None:
     weights = weights_of(world, train(world, 2))
     with holding(world.services.storage):
@@ -128,6 +131,7 @@ def test_no_file_goes_while_a_backup_is_made(world: World) -> None:
     assert list(world.services.storage.keys("backups")) == []
 
 
+@pytest.mark.sampled(every=3)
 def test_a_hold_that_nobody_renews_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = world.services.storage
     weights = weights_of(world, train(world, 2))

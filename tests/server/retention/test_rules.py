@@ -36,6 +36,7 @@ class TestOff:
     def server_settings(self) -> Mapping[str, object]:
         return {}
 
+    @pytest.mark.sampled(every=3)
     def test_without_the_setting_nothing_is_deleted(self, world: World) -> None:
         weights = weights_of(world, train(world, 3))
         pass_days(world, 4000)
@@ -81,6 +82,7 @@ class TestProposed:
     def server_settings(self) -> Mapping[str, object]:
         return {"keep_versions": 1, "keep_days": 10.0, "query_approval": True}
 
+    @pytest.mark.sampled(every=3)
     def test_what_a_proposed_evaluation_is_of_stays_until_that_is_cancelled(self, world: World) -> None:
         task = train(world, 2)
         weights = weights_of(world, task)
@@ -227,6 +229,7 @@ class TestAtWork:
     def server_settings(self) -> Mapping[str, object]:
         return {"keep_versions": 1, "keep_days": 0.0}
 
+    @pytest.mark.sampled(every=3)
     def test_weights_that_a_device_still_works_with_stay(self, world: World) -> None:
         """In a buffered task a device keeps its seat after the round that it began in is over."""
         task = asynchronous(world, rounds=5, deadlines={"updating": 7200})

@@ -78,6 +78,7 @@ def crowd(world: World) -> Crowd:
     return crowd
 
 
+@pytest.mark.sampled(every=3)
 def test_many_answers_take_two_statements(crowd: Crowd) -> None:
     first = crowd.seats[:4]
     assert crowd.send(*((seat, A) for seat in first)) == [Receipt()] * 4
@@ -85,6 +86,7 @@ def test_many_answers_take_two_statements(crowd: Crowd) -> None:
     assert crowd.stored() == {seat.device_id: A for seat in crowd.seats}
 
 
+@pytest.mark.sampled(every=3)
 def test_each_has_its_own_outcome(crowd: Crowd) -> None:
     one, two, three, _, five = crowd.seats
     elsewhere = Seat(**{**_fields(one), "round_id": "0" * 32})
@@ -96,6 +98,7 @@ def test_each_has_its_own_outcome(crowd: Crowd) -> None:
     assert crowd.stored() == found
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("other", [A, B])
 def test_a_device_that_sends_twice_at_one_moment(crowd: Crowd, other: str) -> None:
     """The same is one message, and another one is refused, whichever comes first."""
@@ -105,6 +108,7 @@ def test_a_device_that_sends_twice_at_one_moment(crowd: Crowd, other: str) -> No
     assert set(crowd.stored()) == {crowd.seats[place].device_id for place in (0, 1, 4)}
 
 
+@pytest.mark.sampled(every=3)
 def test_those_who_come_too_late(crowd: Crowd) -> None:
     crowd.world.clock.now += 1000
     crowd.world.settle()
@@ -113,6 +117,7 @@ def test_those_who_come_too_late(crowd: Crowd) -> None:
     assert set(crowd.stored()) <= {crowd.seats[4].device_id}
 
 
+@pytest.mark.sampled(every=3)
 def test_an_error_of_one_is_not_that_of_the_others(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where another process stores the answer of one of them at the same moment: the transaction is undone, and each
     is stored by itself."""

@@ -67,6 +67,7 @@ def test_late_updates_come_into_a_later_version_and_count_less(world: World) -> 
     assert [row["number"] for row in shown] == [1, 2, 3]
 
 
+@pytest.mark.sampled(every=3)
 def test_a_stale_model_is_mixed_in_where_the_strategy_is_fedasync(world: World, tmp_path: Path) -> None:
     """Xie et al. 2019: (1 - a s) w + a s w_k of each device's own model w_k, which it made of an earlier version."""
     policy = {"modes": ("plain",), "max_value": 100.0}
@@ -98,6 +99,7 @@ def test_a_stale_model_is_mixed_in_where_the_strategy_is_fedasync(world: World, 
     assert world.task(task["task_id"])["rounds_committed"] == 3
 
 
+@pytest.mark.sampled(every=3)
 def test_no_more_devices_work_at_once_than_asked_for(world: World) -> None:
     asynchronous(world, cohort=3, concurrency=4)
     devices = world.add_devices(6)
@@ -134,6 +136,7 @@ def between_rounds(world: World, devices: list[Device], **settings: Any) -> str:
     return task
 
 
+@pytest.mark.sampled(every=3)
 def test_a_task_that_is_cancelled_between_rounds_lets_its_devices_go(world: World) -> None:
     devices = world.add_devices(6)
     task = between_rounds(world, devices)
@@ -155,6 +158,7 @@ def test_a_paused_task_keeps_devices_no_longer_than_their_seats_last(world: Worl
     assert {device.plan.task_id for device in devices} == {other["task_id"]}
 
 
+@pytest.mark.sampled(every=3)
 def test_an_update_beyond_the_allowed_staleness_is_refused(world: World) -> None:
     task = asynchronous(world, max_staleness=0)
     devices = world.add_devices(6)
@@ -167,6 +171,7 @@ def test_an_update_beyond_the_allowed_staleness_is_refused(world: World) -> None
     assert (status, "versions" in answer["detail"]) == (410, True)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: World) -> None:
     devices = world.add_devices(5)
     for given, phase in ((3, "committed"), (2, "failed")):

@@ -48,6 +48,7 @@ def test_only_eligible_devices_are_taken(world: World) -> None:
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_what_a_device_told_last_counts(world: World) -> None:
     task = world.create_task(eligibility="charging", cohort=4, min_cohort=3, deadlines={"assigning": 5})
     devices = phones(world, 4)

@@ -220,6 +220,7 @@ def test_a_sum_that_no_devices_can_have_sent_fails_the_round(noisy: World) -> No
     assert len(rows(noisy)) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_that_cannot_add_noise_are_not_taken(noisy: World) -> None:
     """Such as pages in browsers: they would leave each round, which then fails."""
     task = noisy.create_task(differential_privacy=distributed(), cohort=6, min_cohort=6, threshold=5)

@@ -54,6 +54,7 @@ def test_a_default_below_the_shortest_is_the_shortest() -> None:
     assert allowed([0.1] * 3, 5.0) == 5.0
 
 
+@pytest.mark.sampled(every=3)
 @given(
     honest=st.lists(SECONDS, min_size=4, max_size=20), hostile=st.lists(SECONDS | st.none(), max_size=3),
     default=st.floats(1, 600),
@@ -70,6 +71,7 @@ def test_a_fifth_of_the_devices_cannot_stretch_it(
     assert min(SHORTEST, default) <= allowed([found] * LAST, default) <= STRETCH * default
 
 
+@pytest.mark.sampled(every=3)
 @given(st.lists(SECONDS | st.none(), max_size=LAST), st.floats(1, 600))
 def test_bounds(noted: list[float | None], default: float) -> None:
     assert min(SHORTEST, default) <= allowed(noted, default) <= STRETCH * default

@@ -115,6 +115,7 @@ def test_cancelling_a_training_cancels_its_evaluation(world: World, begun: bool)
     world.start_round(devices)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("server_settings", [{"query_approval": True}])
 def test_an_evaluation_that_needs_approval_keeps_nothing_waiting(world: World) -> None:
     task = world.create_task(rounds=2, evaluate_every=1, **PLAIN)

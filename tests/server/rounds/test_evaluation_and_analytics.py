@@ -229,6 +229,7 @@ def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings:
     assert (status, words in answer["detail"]) == (422, True), answer
 
 
+@pytest.mark.sampled(every=3)
 def test_a_version_can_be_evaluated(world: World) -> None:
     from tests.server.rounds.test_plain_rounds import update
 
@@ -268,6 +269,7 @@ def test_two_tasks_can_take_the_same_devices(world: World) -> None:
     assert world.rounds(second["task_id"])[0]["survivors"] == before["survivors"]
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_of_names_a_committed_round_of_the_population(world: World) -> None:
     live = world.create_task(cohort=3)
     world.start_round(world.add_devices(3))

@@ -45,6 +45,7 @@ def test_the_others_go_on_at_once(world: World) -> None:
     assert shown(world, task) == {device.id: device is gone for device in devices}
 
 
+@pytest.mark.sampled(every=3)
 def test_the_last_answer_may_be_that_one_leaves(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -78,6 +79,7 @@ def test_where_too_few_are_left_the_round_ends_at_once(world: World, settings: d
     assert "size" not in devices[2].status().reason
 
 
+@pytest.mark.sampled(every=3)
 def test_a_plain_round_ends_at_once_too(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=4, min_cohort=4)
     devices = world.add_devices(4)
@@ -116,6 +118,7 @@ def test_who_has_sent_something_may_leave_too(world: World, phase: str) -> None:
     assert world.task(task["task_id"])["refused"] == {}
 
 
+@pytest.mark.sampled(every=3)
 def test_too_few_left_in_a_later_phase(world: World) -> None:
     task = world.create_task(cohort=4, min_cohort=3, threshold=3)
     devices = world.add_devices(4)
@@ -141,6 +144,7 @@ def test_who_has_answered_and_left_is_not_missing(world: World) -> None:
     assert devices[1].status().reason == "1 of 4 devices left the round in phase sharing, 4 needed"
 
 
+@pytest.mark.sampled(every=3)
 def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
@@ -195,6 +199,7 @@ def test_a_buffered_round_waits_for_nobody(world: World, ended: bool) -> None:
     devices[0].updating(**update(1, 1.0))
 
 
+@pytest.mark.sampled(every=3)
 def test_refusals_are_counted_by_reason_and_of_no_device(world: World) -> None:
     """Once for each device, however often it says so; who said what is nowhere."""
     task = world.create_task(cohort=6, min_cohort=3, threshold=4)
@@ -212,6 +217,7 @@ def test_refusals_are_counted_by_reason_and_of_no_device(world: World) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 def test_a_buffered_round_counts_them_too(world: World) -> None:
     task = world.create_task(privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=6, rounds=3)
     devices = world.add_devices(6)

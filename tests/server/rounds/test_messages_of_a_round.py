@@ -60,6 +60,7 @@ def variation(name: str, body: bytes) -> bytes:
     return body + b" "
 
 
+@pytest.mark.sampled(every=3)
 def test_who_is_in_a_round_is_told_to_ask_more_often(world: World, fleet: list[Device]) -> None:
     [stranger] = world.add_devices(1)
     waiting = stranger.ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn()).retry_after
@@ -191,6 +192,7 @@ def test_the_checks_of_an_upload(world: World, fleet: list[Device]) -> None:
     assert device.call("PUT", path, good, digest)[0] == 200
 
 
+@pytest.mark.sampled(every=3)
 def test_an_advertisement_for_something_else(world: World, fleet: list[Device]) -> None:
     device, other = fleet[0], fleet[1]
     path = f"{device.round}/advertisement"
@@ -217,6 +219,7 @@ def test_an_advertisement_for_something_else(world: World, fleet: list[Device]) 
     assert device.call("PUT", path, good)[0] == 200
 
 
+@pytest.mark.sampled(every=3)
 def test_shares_that_do_not_fit_the_cohort(world: World, fleet: list[Device]) -> None:
     world.run_to("sharing", fleet)
     device = fleet[0]

@@ -168,6 +168,7 @@ def test_noise_releases_nothing_of_fewer_devices_than_are_needed(world: World) -
     assert world.task(task["task_id"])["privacy_spent"]["releases"] == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_budget_is_checked_before_the_query_runs(world: World) -> None:
     both = spent_epsilon([Repeated(event=Gaussian(noise_multiplier=2.0), count=2)], 1e-5)
     one = spent_epsilon([Gaussian(noise_multiplier=2.0)], 1e-5)

@@ -241,6 +241,7 @@ def test_a_target_gives_the_noise_and_counts_what_is_spent(noisy: World) -> None
     assert 7.99 < shown["privacy_spent"]["epsilon"] <= 8.0
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_that_fails_after_unmasking_is_charged(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that dies at the worst moment: the sum is known, and no version is made of it."""
     task = noisy.create_task(differential_privacy=central(3.0), rounds=2, cohort=3)
@@ -261,6 +262,7 @@ def test_a_round_that_fails_after_unmasking_is_charged(noisy: World, monkeypatch
     assert noisy.task(task["task_id"])["privacy_spent"]["epsilon"] == epsilon(3.0, 1)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_sum_of_a_round_that_has_ended_is_not_looked_at_for_nothing(noisy: World) -> None:
     noisy.create_task(differential_privacy=central(3.0), cohort=3)
     run_round(noisy, noisy.add_devices(3))
@@ -297,12 +299,14 @@ def test_devices_that_weigh_by_their_examples_are_refused(world: World) -> None:
     refused(world, "weighting = 'uniform'", differential_privacy=central(1.0))
 
 
+@pytest.mark.sampled(every=3)
 def test_other_tasks_have_no_account(world: World) -> None:
     task = world.create_task()
     assert task["privacy_spent"] is None
     assert task["differential_privacy"]["mechanism"] == "none"
 
 
+@pytest.mark.sampled(every=3)
 def test_who_makes_a_task_whose_noise_drowns_the_updates_is_told(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=central(20.0), rounds=12, cohort=5)
     [hint] = task["hints"]

@@ -51,6 +51,7 @@ def same(found: Update, expected: Update) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_plain_round_takes_the_mean_of_what_arrived(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, goal=4)
     devices = world.add_devices(5)
@@ -106,6 +107,7 @@ def test_bytes_that_are_no_update_do_not_count(world: World) -> None:
     devices[0].updating(**update(1))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_synchronous_round_needs_its_goal_and_a_semi_synchronous_one_the_minimum(world: World) -> None:
     devices = world.add_devices(5)
     ended = {}
@@ -124,6 +126,7 @@ def test_a_synchronous_round_needs_its_goal_and_a_semi_synchronous_one_the_minim
     assert ended == {"synchronous": "failed", "semi-synchronous": "committed"}
 
 
+@pytest.mark.sampled(every=3)
 def test_updates_are_folded_as_they_come_and_their_files_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=5)
@@ -140,6 +143,7 @@ def test_updates_are_folded_as_they_come_and_their_files_go(world: World, monkey
     same(parameters(world, task), mean(updates))
 
 
+@pytest.mark.sampled(every=3)
 def test_updates_that_change_nothing_are_folded_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum's bytes, and so its name, are the same before and after."""
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
@@ -153,6 +157,7 @@ def test_updates_that_change_nothing_are_folded_too(world: World, monkeypatch: p
     assert world.rounds(task["task_id"])[0]["phase"] == "committed"
 
 
+@pytest.mark.sampled(every=3)
 def test_an_update_that_comes_again_is_kept_once_and_not_after_it_was_summed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +185,7 @@ def test_an_update_that_comes_again_is_kept_once_and_not_after_it_was_summed(
     assert devices[0].status().phase == "committed"
 
 
+@pytest.mark.sampled(every=3)
 def test_a_revoked_device_cannot_take_its_acknowledged_update_away(world: World) -> None:
     """A web process believes its session for some seconds more; the round counts on what was acknowledged."""
     task = world.create_task(privacy="plain", threshold=None, cohort=3)

@@ -62,6 +62,7 @@ def counted(devices: list[Device]) -> tuple[Counter[str], Counter[str]]:
     return up, last
 
 
+@pytest.mark.sampled(every=3)
 def test_the_funnel_of_a_secure_round_and_who_fell_out_where(world: World) -> None:
     task = world.create_task(cohort=5, min_cohort=3)
     assert progress(world, task)["waiting_for"] == f"no device is enrolled in population {POPULATION!r}"
@@ -121,6 +122,7 @@ def test_the_funnel_of_a_secure_round_and_who_fell_out_where(world: World) -> No
     assert (status, len(weights)) == (200, model["bytes"])
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_that_leave_and_a_round_that_fails(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=4, min_cohort=3)
     devices = world.add_devices(4)
@@ -144,6 +146,7 @@ def test_devices_that_leave_and_a_round_that_fails(world: World) -> None:
     assert progress(world, task, rounds=0)["newest"] == []
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_that_let_the_time_of_a_failed_round_go_by(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=4, min_cohort=3)
     devices = world.add_devices(4)
@@ -155,6 +158,7 @@ def test_a_device_that_let_the_time_of_a_failed_round_go_by(world: World) -> Non
     assert reasons(failed)[devices[3].id] == ("assigning", "it sent nothing in phase updating")
 
 
+@pytest.mark.sampled(every=3)
 def test_the_sums_metrics_and_how_they_are_spread_over_the_devices(world: World) -> None:
     task = world.create_task(
         kind="evaluation", metrics=RANGES, privacy="plain", cohort=10, min_cohort=10, threshold=None,
@@ -201,6 +205,7 @@ def test_the_model_says_which_versions_have_it(world: World) -> None:
     assert named == [{"model": "digits", "version": 1, "promoted": True}]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("server_settings", [{"smallest_answer": 3}])
 def test_of_devices_that_an_expression_chose_nothing_tells_which_they_are(world: World) -> None:
     task = world.create_task(cohort=4, min_cohort=3, eligibility="ram >= 1")
@@ -235,6 +240,7 @@ def test_of_devices_that_an_expression_chose_nothing_tells_which_they_are(world:
     assert waiting["phases"][0]["answered"] is None
 
 
+@pytest.mark.sampled(every=3)
 def test_a_buffer_counts_the_updates_that_are_in_it(world: World) -> None:
     task = world.create_task(
         privacy="plain", threshold=None, mode="asynchronous", cohort=3, min_cohort=3, concurrency=6, rounds=2
@@ -253,6 +259,7 @@ def test_a_buffer_counts_the_updates_that_are_in_it(world: World) -> None:
     assert (first["in_sum"], first["outcome"]) == (3, "committed")
 
 
+@pytest.mark.sampled(every=3)
 def test_rounds_from_before_phases_were_noted_have_no_seconds(world: World) -> None:
     task = world.create_task(**{**PLAIN, "metrics": {}, "max_examples": 1000})
     train(world, world.add_devices(3))

@@ -65,6 +65,7 @@ def test_single_updates_stay_until_the_round_ends(world: World, monkeypatch: pyt
     same(parameters(world, task), {name: stats.trim_mean(each, 0.25, axis=0) for name, each in rows(updates).items()})
 
 
+@pytest.mark.sampled(every=3)
 def test_an_update_that_was_lost_fails_the_round(world: World) -> None:
     task = robust(world, "median", min_cohort=3, cohort=3)
     devices = world.add_devices(3)

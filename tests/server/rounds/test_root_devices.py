@@ -61,6 +61,7 @@ def revoke(world: World, device: Device) -> None:
     assert world.operator("POST", f"/v1/devices/{device.id}/revoke")[0] == 200
 
 
+@pytest.mark.sampled(every=3)
 def test_the_model_moves_by_the_updates_that_point_as_the_root_does(world: World) -> None:
     task, root, devices = rooted(world, 4)
     world.start_round([root, *devices])
@@ -92,6 +93,7 @@ def test_what_liars_send_moves_the_model_no_further_than_the_root_and_never_the_
     assert row @ flat(trusted) > 0
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_begins_only_when_the_root_device_waits(world: World) -> None:
     task, root, devices = rooted(world)
     for device in devices:
@@ -104,6 +106,7 @@ def test_a_round_begins_only_when_the_root_device_waits(world: World) -> None:
     assert {device.status().phase for device in [root, *devices]} == {"updating"}
 
 
+@pytest.mark.sampled(every=3)
 def test_the_root_device_does_not_count_as_one_of_the_cohort(world: World) -> None:
     task, root, devices = rooted(world)
     for device in (root, *devices[:2]):
@@ -127,6 +130,7 @@ def test_limits_of_how_often_devices_are_taken_do_not_hold_for_the_root_device(w
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.sampled(every=3)
 def test_other_trainings_leave_the_root_device_alone_while_its_task_runs(world: World) -> None:
     task, root, devices = rooted(world)
     other = world.create_task(privacy="plain", threshold=None, min_cohort=3, cohort=3)
@@ -140,6 +144,7 @@ def test_other_trainings_leave_the_root_device_alone_while_its_task_runs(world: 
     assert root.id in [each["device_id"] for each in shown["participants"]]
 
 
+@pytest.mark.sampled(every=3)
 def test_goal_updates_do_not_end_a_round_without_the_root(world: World) -> None:
     task, root, devices = rooted(world, 5, min_cohort=3, goal=3)
     world.start_round([root, *devices])
@@ -154,6 +159,7 @@ def test_goal_updates_do_not_end_a_round_without_the_root(world: World) -> None:
     same(parameters(world, task), fltrust(updates, trusted))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_without_the_root_update_fails_with_the_reason_and_is_repeated(world: World) -> None:
     task, root, devices = rooted(world)
     world.start_round([root, *devices])
@@ -255,6 +261,7 @@ def ask(world: World, **settings: Any) -> tuple[int, str]:
     return status, answer.get("detail", "")
 
 
+@pytest.mark.sampled(every=3)
 def test_a_task_whose_root_device_cannot_take_part_is_refused(world: World) -> None:
     gone, aside, good = world.add_devices(3)
     revoke(world, gone)

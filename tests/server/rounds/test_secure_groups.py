@@ -155,6 +155,7 @@ def test_a_spoiled_group_is_left_out(world: World) -> None:
     assert world.task(task["task_id"])["spoiled_rounds"] == 0
 
 
+@pytest.mark.sampled(every=3)
 def test_a_round_without_enough_devices_for_all_groups_does_not_begin(world: World) -> None:
     task = grouped(world)
     for device in world.add_devices(8):
@@ -187,6 +188,7 @@ def test_a_cancelled_task_ends_all_groups(world: World) -> None:
     assert world.stored("updates") == {}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -63,6 +63,7 @@ def test_it_is_put_together_once_all_are_there(world: World, fleet: list[Device]
     assert device.call("PUT", f"{path}/parts/1", parts[0], headers_of(b"other"))[0] == 409
 
 
+@pytest.mark.sampled(every=3)
 def test_what_is_no_part_is_refused(world: World, fleet: list[Device]) -> None:
     device = fleet[0]
     path, good = f"{device.round}/update", secrets.token_bytes(9 * device.plan.modulus_bits // 8)

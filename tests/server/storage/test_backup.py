@@ -122,6 +122,7 @@ def test_a_relative_target_is_below_the_working_directory(
     assert restore(Path("backup"), Path("new")) == done
 
 
+@pytest.mark.sampled(every=3)
 def test_a_backup_inside_the_data_folder_is_refused(world: World, tmp_path: Path) -> None:
     folder = Path(world.settings.folder)
     link = tmp_path / "link"
@@ -132,6 +133,7 @@ def test_a_backup_inside_the_data_folder_is_refused(world: World, tmp_path: Path
     assert not list(folder.rglob("backup*"))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_restored_folder_has_the_public_key(world: World, tmp_path: Path) -> None:
     world.create_task()
     target = tmp_path / "backup"

@@ -49,6 +49,7 @@ def test_weights_are_mapped_and_outlive_their_file(place: Place) -> None:
     np.testing.assert_array_equal(found["w"], tensors["w"])
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_is_there_before_it_is_kept(place: Place) -> None:
     written = place.blobs.receive([b"he", b"llo"])
     assert (written.digest, written.size) == (HELLO, 5)
@@ -137,6 +138,7 @@ def test_the_files_of_a_round(place: Place) -> None:
     assert len(place.files()) == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_checkpoints_of_the_sum_and_dropping_what_is_folded(place: Place) -> None:
     spool = place.spool
     spool.open_round("r")
@@ -201,6 +203,7 @@ def test_a_round_of_more_files_than_one_request_lists_or_deletes(place: Place) -
     assert sorted(place.files()) == ["updates/r/d1001.x", "updates/r/d1002.x"]
 
 
+@pytest.mark.sampled(every=3)
 def test_leftovers_are_swept_when_they_are_old(place: Place) -> None:
     old, new = place.blobs.receive([b"old"]), place.blobs.receive([b"new"])
     os.utime(old.temporary, (1000.0, 1000.0))

@@ -47,6 +47,7 @@ def measured(world: World) -> CollectorRegistry:
     return registry
 
 
+@pytest.mark.sampled(every=3)
 def test_requests_are_counted_by_route_method_and_status(world: World, measured: CollectorRegistry) -> None:
     for _ in range(3):
         assert world.transport("GET", "/v1/server", None, {})[0] == 200
@@ -96,6 +97,7 @@ def test_a_round_is_measured(world: World, measured: CollectorRegistry) -> None:
     assert value(found, "archipel_database_write_seconds_count") > 0
 
 
+@pytest.mark.sampled(every=3)
 def test_folded_updates_are_counted(world: World, measured: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     world.create_task(privacy="plain", threshold=None, cohort=3, min_cohort=3)
@@ -145,6 +147,7 @@ def figures_of(world: World, *, leads: bool = True) -> Samples:
     return samples_of(registry)
 
 
+@pytest.mark.sampled(every=3)
 def test_figures_of_the_database(world: World) -> None:
     world.create_task(privacy="plain", threshold=None, cohort=3, min_cohort=3)
     devices = world.add_devices(7)

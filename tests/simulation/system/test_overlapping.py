@@ -39,6 +39,7 @@ def three(bundle: Bundle) -> dict[str, Any]:
     return {"clients": data, "system": System(devices=devices), "client_axis": "off"}
 
 
+@pytest.mark.sampled(every=3)
 def test_versions_come_whenever_an_update_does(bundle: Bundle) -> None:
     """FedBuff with a buffer of one: the versions are at all multiples of 7 and of 10, and at 67."""
     pacing = Pacing(mode="asynchronous", concurrency=3)

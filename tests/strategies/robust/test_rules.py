@@ -110,6 +110,7 @@ def test_the_order_of_the_updates_does_not_matter(name: str, seed: int) -> None:
     assert_allclose(aggregate(name, updates[order], 2), aggregate(name, updates, 2), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", TRANSLATED)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))

@@ -184,6 +184,7 @@ def test_a_table_of_settings_is_read_strictly(settings: dict[str, Any], message:
         parse_config(settings)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_softmax_is_not_applied_twice() -> None:
     model = archipel.Model.from_torch(nn.Sequential(nn.Linear(5, 2), nn.Softmax(1)), X[:2])
     with pytest.raises(TrainingError, match="is a softmax already"):

@@ -64,6 +64,7 @@ def test_reaches_the_optimum_that_plain_gradient_descent_finds() -> None:
     assert optimum - 1e-6 <= result.best.metrics["loss"] < optimum + 1e-3
 
 
+@pytest.mark.sampled(every=3)
 def test_a_graph_trains_to_what_its_step_graph_trains_to() -> None:
     model = archipel.Model.from_torch(mlp(), X[:2])
     optimizer = optimizers.sgd(momentum=0.9, weight_decay=1e-3, lr=schedules.cosine(0.1, steps=10))
@@ -77,6 +78,7 @@ def test_a_graph_trains_to_what_its_step_graph_trains_to() -> None:
         np.testing.assert_allclose(value.numpy(), runner.tensors[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_model_comes_back_with_trained_weights_and_its_own_names() -> None:
     model = archipel.Model.from_torch(mlp(), X[:2])
     before = {name: array.copy() for name, array in model.parameters.items()}
@@ -90,6 +92,7 @@ def test_a_model_comes_back_with_trained_weights_and_its_own_names() -> None:
         np.testing.assert_array_equal(after[name], tensor.numpy())
 
 
+@pytest.mark.sampled(every=3)
 def test_stops_at_the_plateau_and_gives_back_the_best_weights() -> None:
     rng = np.random.default_rng(1)
     noisy, held = (rng.integers(0, 2, n) for n in (12, 300))
@@ -107,6 +110,7 @@ def test_stops_at_the_plateau_and_gives_back_the_best_weights() -> None:
     assert not result.module.training
 
 
+@pytest.mark.sampled(every=3)
 def test_regression() -> None:
     y = X @ np.array([[1.0], [-2.0], [0.5], [0.0], [3.0]], np.float32) + 0.7
     config = TrainConfig(loss="mse", optimizer={"name": "adam", "lr": 0.05}, epochs=60, metrics=("R2Score",))
@@ -154,6 +158,7 @@ class Sum(nn.Module):
         return self.one(left) + self.two(right)
 
 
+@pytest.mark.sampled(every=3)
 def test_several_inputs_go_to_the_arguments_of_their_names() -> None:
     extra = RNG.normal(size=(120, 3)).astype(np.float32)
     label = (X[:, 0] + extra[:, 1] > 0).astype(np.int64)
@@ -173,6 +178,7 @@ class TwoHeads(nn.Module):
         return self.kind(x), self.size(x)
 
 
+@pytest.mark.sampled(every=3)
 def test_several_outputs_have_a_loss_each() -> None:
     size = X[:, 2:3] * 2
     data = {"x": X, "kind": CLASS, "length": size}
@@ -191,6 +197,7 @@ def test_several_outputs_have_a_loss_each() -> None:
     assert found["loss"] == pytest.approx(entropy + 0.25 * apart, rel=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_autoencoder_has_its_input_as_label() -> None:
     flat = X @ RNG.normal(size=(5, 5)).astype(np.float32)[:, :2] @ RNG.normal(size=(2, 5)).astype(np.float32)
     module = seeded(lambda: nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 5)))

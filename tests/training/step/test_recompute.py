@@ -76,6 +76,7 @@ def test_budget(model: Model, steps: tuple[Model, Model]) -> None:
         training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), recompute=training.recompute(10, BATCH))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -98,6 +98,7 @@ def test_twenty_steps_follow_pytorch(module: nn.Module, model: Model, batches: B
         np.testing.assert_allclose(runner.tensors[name], parameter.detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.sampled(every=3)
 def test_frozen_parameters_stay_initializers(module: nn.Module, model: Model, batches: Batches) -> None:
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), trainable=["7.*", "9.*"])
     frozen = ["0.weight", "0.bias", "3.weight", "3.bias"]
@@ -177,6 +178,7 @@ def test_evaluation_counts_the_labels_that_have_weight(module: nn.Module, model:
     assert correct == (counting & (logits.argmax(1).numpy() == labels)).sum()
 
 
+@pytest.mark.sampled(every=3)
 def test_cross_entropy_of_a_label_per_position() -> None:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv1d(2, 4, 3))
@@ -188,6 +190,7 @@ def test_cross_entropy_of_a_label_per_position() -> None:
     np.testing.assert_allclose(training.run_steps(step, batches, {"lr": 0.1}), expected, atol=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_model_in_double_precision() -> None:
     torch.manual_seed(2)
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()

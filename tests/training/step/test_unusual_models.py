@@ -147,6 +147,7 @@ def test_what_has_no_influence_stays_in_every_kind_of_step(options: dict[str, An
     assert not any(name.startswith("second.") and "momentum" in name for name in runner.tensors)
 
 
+@pytest.mark.sampled(every=3)
 def test_training_only_what_has_no_influence() -> None:
     model = Model.from_torch(Heads(), torch.zeros(2, 5))
     with pytest.raises(TrainingError, match=r"'output_0' depends on none of \['second.weight', 'second.bias'\]"):
@@ -162,6 +163,7 @@ class Rounded(nn.Module):
         return self.dense(x) + (x * self.scale).argmax(1, keepdim=True)
 
 
+@pytest.mark.sampled(every=3)
 def test_influence_without_a_derivative() -> None:
     model = Model.from_torch(Rounded(), torch.randn(2, 5))
     with pytest.raises(NotDifferentiableError, match=r"step_graph: .*'scale' does not exist.*ArgMax.*trainable="):

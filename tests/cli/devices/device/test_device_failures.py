@@ -50,6 +50,7 @@ def test_a_file_that_is_no_token(
     assert err.count("\n") == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_tokens_that_are_not_taken(
     archipel: Command, federation: Federation, device_of: Callable[[int], Device]
 ) -> None:
@@ -72,6 +73,7 @@ def test_tokens_that_are_not_taken(
     assert "http://127.0.0.1:1: POST /v1/devices failed" in err
 
 
+@pytest.mark.sampled(every=3)
 def test_a_token_that_contradicts_itself(
     archipel: Command, federation: Federation, device_of: Callable[[int], Device]
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_token_that_contradicts_itself(
     assert err.startswith(f"archipel: {device.token}: contradicts itself (")
 
 
+@pytest.mark.sampled(every=3)
 def test_nothing_to_start_with(archipel: Command, device_of: Callable[[int], Device]) -> None:
     """78: systemd does not start it again."""
     device = device_of(0)
@@ -92,6 +95,7 @@ def test_nothing_to_start_with(archipel: Command, device_of: Callable[[int], Dev
     assert "threads: expected `int` >= 1, got 0" in archipel("device", "run", str(device.config), code=78)[1]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
@@ -141,6 +145,7 @@ def test_the_server_is_away(archipel: Command, federation: Federation, enrolled:
     federation.server.start()
 
 
+@pytest.mark.sampled(every=3)
 def test_two_agents_in_one_folder(archipel: Command, enrolled: Device) -> None:
     with Agent(load_device_settings(enrolled.config).config, examples=dict):
         _, err = archipel("device", "run", str(enrolled.config), code=1)

@@ -17,6 +17,7 @@ POINTS = {"malicious": 150, "semi-honest": 140}
 EVENTS = ("trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked", "committed")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("server", POINTS)
 def test_the_points_are_fewer_than_counted_for(tmp_path: Path, server: str) -> None:
     with opened(tmp_path, server) as world:
@@ -49,6 +50,7 @@ def test_killed_at_any_point(tmp_path: Path, server: str, kill: int) -> None:
         world.check_committed()
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("apart", [23, pytest.param(31, marks=pytest.mark.slow)])
 def test_killed_again_and_again(tmp_path: Path, apart: int) -> None:
     """Each agent lives for a few points only."""

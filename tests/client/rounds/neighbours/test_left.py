@@ -161,6 +161,7 @@ def test_a_revoked_neighbour_is_refused_after_a_restart_too(world: NeighbourWorl
     world.check_erased()
 
 
+@pytest.mark.sampled(every=3)
 def test_stopped_and_started_again_it_goes_on(world: NeighbourWorld) -> None:
     """As before a phone is switched off: SIGTERM, not SIGKILL."""
     for name in ("advertised", "masked"):

@@ -209,6 +209,7 @@ def test_random_faults_never_spoil_a_sum(federation: Federation, proxy: Proxy) -
         assert own != ["took_part"] or agent.device_id in info.survivors
 
 
+@pytest.mark.sampled(every=3)
 def test_a_proof_that_is_delivered_twice_is_made_anew(federation: Federation, proxy: Proxy) -> None:
     """The second delivery is refused: its nonce was used by the first."""
     left = [twice, twice]

@@ -75,6 +75,7 @@ def test_populations_follow_from_a_claim(world: World, provider: LyingProvider, 
     assert role_of(visitor) == ("operator of pupils" if named else None)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_provider_that_is_away_is_told_and_tokens_still_open_the_door(world: World, provider: LyingProvider) -> None:
     provider.metadata = {"issuer": "https://another.example"}
     visitor = Visitor(world)
@@ -84,6 +85,7 @@ def test_a_provider_that_is_away_is_told_and_tokens_still_open_the_door(world: W
     assert visitor.log_in(world.operator_token).status_code == 303
 
 
+@pytest.mark.sampled(every=3)
 def test_a_session_of_the_provider_ends_by_its_times(world: World, provider: LyingProvider) -> None:
     visitor = Visitor(world)
     come_back(visitor, provider)
@@ -133,6 +135,7 @@ def test_mistakes_in_the_settings(world: World, changes: dict[str, Any], said: s
         create_app(load_settings(world.settings.folder, environment={}))
 
 
+@pytest.mark.sampled(every=3)
 def test_names_of_people(world: World) -> None:
     assert subject_id("https://a.example", "olga@example.org") == "openid:olga@example.org"
     odd = subject_id("https://a.example", "Ölga <script>")
@@ -141,12 +144,14 @@ def test_names_of_people(world: World) -> None:
     assert len(odd) <= 48
 
 
+@pytest.mark.sampled(every=3)
 def test_the_table_can_be_given_by_environment_variables(world: World) -> None:
     given = world.settings.environment()
     assert given["ARCHIPEL_SERVER_OPENID_OPERATORS"] == '["ml"]'
     assert load_settings(world.settings.folder, environment=given) == world.settings
 
 
+@pytest.mark.sampled(every=3)
 def test_a_group_with_commas_is_one_in_the_server_s_processes_too(world: World) -> None:
     """As groups of a directory are named; the supervisor passes its settings on in variables."""
     group = "cn=ml,ou=hospital,dc=example"

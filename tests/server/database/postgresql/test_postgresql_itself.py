@@ -17,11 +17,13 @@ from archipel.server.database.tables import Base, BundleRow
 from tests.support.world import World
 
 
+@pytest.mark.sampled(every=3)
 def test_models_and_migrations_agree_here_too(world: World) -> None:
     with world.services.database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
+@pytest.mark.sampled(every=3)
 def test_the_audit_log_is_append_only_here_too(world: World) -> None:
     task = world.create_task()
     world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
@@ -44,6 +46,7 @@ def test_entries_at_the_same_time_follow_each_other(world: World) -> None:
     assert verify(entries)[0] == len(entries) == 9
 
 
+@pytest.mark.sampled(every=3)
 def test_a_bundle_that_many_upload_at_once_is_there_once(world: World) -> None:
     data = world.bundle_file.read_bytes()
     barrier, statuses = threading.Barrier(8), []

@@ -104,6 +104,7 @@ def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: Worl
         unseal("plan", sealed, device.server_key, messages.RoundPlan)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_check_in_that_waits_for_a_revocation_does_not_undo_it(world: World) -> None:
     """The check-in has looked its device up, and waits for the row that the revocation has not committed yet."""
     [device] = world.add_devices(1)

@@ -110,6 +110,7 @@ def test_a_spooled_file_without_acknowledgement_does_not_count(world: World) -> 
     np.testing.assert_array_equal(weights(world, task["task_id"]), np.full((3, 2), 2.5, np.float32))
 
 
+@pytest.mark.sampled(every=3)
 def test_no_round_without_enough_devices(world: World) -> None:
     task = world.create_task(min_cohort=3)
     devices = world.add_devices(3)
@@ -169,6 +170,7 @@ def test_only_the_cohort_is_assigned_and_chosen_at_random(world: World) -> None:
     assert len(chosen) > 1
 
 
+@pytest.mark.sampled(every=3)
 def test_a_device_is_in_one_live_round_at_a_time(world: World) -> None:
     bundle = world.publish()
     first, second = world.create_task(bundle=bundle, name="a"), world.create_task(bundle=bundle, name="b")

@@ -93,6 +93,7 @@ def to_aggregating(world: World, coordinator: Coordinator) -> dict[str, Any]:
     return task
 
 
+@pytest.mark.sampled(every=3)
 def test_who_was_replaced_in_the_middle_of_aggregating_commits_nothing(
     world: World, rivals: list[Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

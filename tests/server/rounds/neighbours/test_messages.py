@@ -70,6 +70,7 @@ def test_members_that_are_not_the_device(begun: Any) -> None:
     assert device.send("member", sign_member(device.terms.session, again, read.chain, device.key))[0] == 409
 
 
+@pytest.mark.sampled(every=3)
 def test_forbidden_keys_that_a_device_signs_are_its_fault(begun: Any) -> None:
     world, task, devices = begun
     device = devices[0]
@@ -79,6 +80,7 @@ def test_forbidden_keys_that_a_device_signs_are_its_fault(begun: Any) -> None:
     assert info["faults"] == [{"device_id": device.id, "reason": "forbidden keys advertised"}]
 
 
+@pytest.mark.sampled(every=3)
 def test_what_nobody_can_have_drawn_or_dealt(begun: Any) -> None:
     world, _, devices = begun
     to(world, devices, "sharing")

@@ -204,6 +204,7 @@ def test_access_is_refused(strict: MotoProcess, tmp_path: Path, monkeypatch: pyt
         storage.check()
 
 
+@pytest.mark.sampled(every=3)
 def test_a_download_that_breaks_goes_on_where_it_broke(bucket: TestBucket, proxy: Proxy, tmp_path: Path) -> None:
     data = random.Random(1).randbytes(5 << 20)
     digest = hashlib.sha256(data).hexdigest()
@@ -223,6 +224,7 @@ def test_a_download_that_breaks_goes_on_where_it_broke(bucket: TestBucket, proxy
     assert place.leftovers() == []
 
 
+@pytest.mark.sampled(every=3)
 def test_a_store_that_cannot_go_on_where_it_broke(bucket: TestBucket, proxy: Proxy, tmp_path: Path) -> None:
     data = random.Random(1).randbytes(5 << 20)
     digest = hashlib.sha256(data).hexdigest()
@@ -249,6 +251,7 @@ def test_an_upload_that_breaks_is_not_there(bucket: TestBucket, proxy: Proxy, tm
         place.delete(next(iter(place.files())))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("size", [1000, (16 << 20) + 1])
 def test_only_bytes_with_the_digest_are_stored(bucket: TestBucket, proxy: Proxy, tmp_path: Path, size: int) -> None:
     place = InBucket(settings_of(tmp_path, bucket.url), bucket)
@@ -302,6 +305,7 @@ def test_anybody_may_ask_for_the_health_and_the_store_is_asked_once(
     assert bucket.client.head_object(Bucket=bucket.name, Key=f"{bucket.prefix}/probe")["LastModified"] == before
 
 
+@pytest.mark.sampled(every=3)
 def test_a_whole_bucket_at_an_endpoint_with_a_name(
     bucket: TestBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +322,7 @@ def test_a_whole_bucket_at_an_endpoint_with_a_name(
     assert list(storage.keys("")) == [f"sha256/2c/{digest}"]
 
 
+@pytest.mark.sampled(every=3)
 def test_others_in_the_bucket_are_left_alone(bucket: TestBucket, tmp_path: Path) -> None:
     """Two servers' prefixes, one the beginning of the other, and what is not a server's at all."""
     first = InBucket(settings_of(tmp_path / "first", bucket.url), bucket)

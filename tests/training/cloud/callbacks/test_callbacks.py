@@ -64,6 +64,7 @@ def test_the_hooks_come_in_order() -> None:
     assert [epoch.number for epoch in result.history] == [1, 2]
 
 
+@pytest.mark.sampled(every=3)
 def test_an_error_ends_the_training_and_lets_callbacks_close() -> None:
     note = Note()
 

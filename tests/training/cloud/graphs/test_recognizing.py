@@ -114,6 +114,7 @@ def test_the_gradient_of_a_maximum_is_shared_among_equal_ones(name: str) -> None
     torch.testing.assert_close(expected.sum(), given["y.cotangent"].sum())
 
 
+@pytest.mark.sampled(every=3)
 def test_a_rectifier_and_all_of_a_network() -> None:
     network = torch.nn.Sequential(
         torch.nn.Conv2d(1, 3, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(),

@@ -49,6 +49,7 @@ def mode() -> Iterator[None]:
     archipel.set_mode(before)
 
 
+@pytest.mark.sampled(every=3)
 def test_the_steps_are_the_nodes_of_the_graph(module: TorchModule) -> None:
     x = torch.ones(5, 4)
     runs = list(module.steps(x))
@@ -59,6 +60,7 @@ def test_the_steps_are_the_nodes_of_the_graph(module: TorchModule) -> None:
     assert str(runs[1]).endswith("[5, 8]")
 
 
+@pytest.mark.sampled(every=3)
 def test_eager_computes_the_same(module: TorchModule) -> None:
     x = torch.randn(5, 4)
     whole = module(x)
@@ -66,6 +68,7 @@ def test_eager_computes_the_same(module: TorchModule) -> None:
     assert torch.equal(module(x), whole)
 
 
+@pytest.mark.sampled(every=3)
 def test_watched_values_are_shown(module: TorchModule) -> None:
     seen: list[str] = []
     module.watch("relu*", lambda name, value: seen.append(f"{name} {tuple(value.shape)}"))
@@ -76,6 +79,7 @@ def test_watched_values_are_shown(module: TorchModule) -> None:
     assert seen == ["relu (2, 8)"]
 
 
+@pytest.mark.sampled(every=3)
 def test_the_first_nan_names_its_node(module: TorchModule) -> None:
     with torch.no_grad():
         module.get_parameter("first.bias")[3] = float("nan")
@@ -87,6 +91,7 @@ def test_the_first_nan_names_its_node(module: TorchModule) -> None:
         module(torch.ones(2, 4))
 
 
+@pytest.mark.sampled(every=3)
 def test_a_nan_gradient_names_its_value() -> None:
     module = TorchModule(archipel.Model.from_torch(Root(), torch.ones(2, 4)))
     archipel.set_mode("eager")
@@ -95,6 +100,7 @@ def test_a_nan_gradient_names_its_value() -> None:
         torch.autograd.backward(total)
 
 
+@pytest.mark.sampled(every=3)
 def test_an_error_of_pytorch_has_a_note_with_the_node(module: TorchModule) -> None:
     archipel.set_mode("eager")
     with pytest.raises(RuntimeError) as caught:
@@ -107,6 +113,7 @@ def test_another_mode_is_refused() -> None:
         archipel.set_mode("fast")  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(every=3)
 def test_inputs_by_name(module: TorchModule) -> None:
     x = torch.ones(2, 4)
     (name,) = module.input_names
@@ -117,6 +124,7 @@ def test_inputs_by_name(module: TorchModule) -> None:
         module()
 
 
+@pytest.mark.sampled(every=3)
 def test_copies_and_pickles_are_of_their_own(module: TorchModule) -> None:
     x = torch.randn(3, 4)
     module.get_parameter("first.weight").requires_grad_(False)
@@ -134,6 +142,7 @@ def test_copies_and_pickles_are_of_their_own(module: TorchModule) -> None:
         assert not torch.equal(other(x), module(x))
 
 
+@pytest.mark.sampled(every=3)
 def test_to_model_has_the_present_weights(module: TorchModule) -> None:
     before = module.source.parameters["second.bias"].copy()
     with torch.no_grad():

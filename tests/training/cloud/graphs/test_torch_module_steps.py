@@ -28,6 +28,7 @@ def make(task: Task) -> tuple[torch.nn.Module, Model]:
     return native, Model.from_torch(native, tuple(map(torch.from_numpy, task.batch(0)[:-1])))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TASKS]
 )
@@ -96,6 +97,7 @@ def saved(module: TorchModule) -> TorchModule:
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "copied",
     [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved],

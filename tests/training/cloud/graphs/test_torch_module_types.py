@@ -34,6 +34,7 @@ def module() -> nn.Module:
     return Cells()
 
 
+@pytest.mark.sampled(every=3)
 def test_float64_and_back(module: nn.Module) -> None:
     own = TorchModule(Model.from_torch(module, torch.zeros(2, 5, 3)))
     x = torch.randn(3, 5, 3)

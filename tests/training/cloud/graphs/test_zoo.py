@@ -48,6 +48,7 @@ def test_all_of_them_are_here() -> None:
     assert set(CASES) >= {name for name in models.__all__ if name.islower() and callable(getattr(models, name))} - new
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else pytest.mark.slow) for n in CASES])
 def test_a_network_trains_as_module_and_as_graph(name: str) -> None:
     arguments, data, settings = CASES[name]

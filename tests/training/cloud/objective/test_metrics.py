@@ -30,6 +30,7 @@ def measured(outputs: int, label: np.ndarray, **settings: Any) -> tuple[dict[str
     return trainer.evaluate((X, label)), found
 
 
+@pytest.mark.sampled(every=3)
 def test_several_classes() -> None:
     label = RNG.integers(0, 3, 90)
     names = ("F1Score", "precision", {"name": "Recall", "average": "micro"}, "ConfusionMatrix")

@@ -35,6 +35,7 @@ def units() -> dict[str, Unit]:
     return {unit.op_type: unit for unit in costs(model, 2).units}
 
 
+@pytest.mark.sampled(every=3)
 def test_an_operator_that_is_slower_than_memory() -> None:
     pool = units()["MaxPool"]
     # [2, 4, 4, 4] read and [2, 4, 2, 2] written, in float32; a backward pass of twice that.
@@ -68,6 +69,7 @@ def test_products_copy_their_factors_and_then_compute() -> None:
     assert unit_seconds(product, copying) == pytest.approx(3 * (flops / 1e9 + moved / 1e8))
 
 
+@pytest.mark.sampled(every=3)
 def test_plans_that_take_about_as_long_say_so() -> None:
     assert are_about_equal(1.0, 1.049)
     assert not are_about_equal(1.0, 1.051)
@@ -96,6 +98,7 @@ def test_calibration_solves_for_rate_and_copying() -> None:
     assert found["operator_bytes_per_second"]["MaxPool"] == pytest.approx(3 * 4 * 1.25 * 24 * 40 * 28 * 28)
 
 
+@pytest.mark.sampled(every=3)
 def test_fsdp_holds_the_gathered_segments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("archipel.training.cloud.planner.plan"), "SEGMENT_BYTES", 1024)
     network = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(5)))
@@ -106,6 +109,7 @@ def test_fsdp_holds_the_gathered_segments_alone(monkeypatch: pytest.MonkeyPatch)
     assert found.memory_bytes == 5 * layer * 2 / 2 + 3 * layer + saved / 2
 
 
+@pytest.mark.sampled(every=3)
 def test_devices_wait_for_each_other_at_every_exchange_of_a_divided_operator() -> None:
     """Two products, by columns and by rows: one sum of activations (Shoeybi et al. 2019)."""
     network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))

@@ -52,6 +52,7 @@ def test_parameters_are_the_modules(name: str) -> None:
     assert read == set(expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_work_grows_with_the_batch_and_parameters_do_not() -> None:
     small, large = of("cnn", 4), of("cnn", 32)
     assert sum(u.flops for u in large.units) == 8 * sum(u.flops for u in small.units)

@@ -88,6 +88,7 @@ def test_normalization_dropout_and_adam(make: Make) -> None:
     assert len({tuple(each) for each in expected.losses}) == len(SIZES)
 
 
+@pytest.mark.sampled(every=3)
 def test_convolutions(make: Make) -> None:
     """Gradients that PyTorch has a function for, and convolutions with weights of each lane."""
     layers = [nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(4, 3, 2)]
@@ -96,6 +97,7 @@ def test_convolutions(make: Make) -> None:
     check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_features_of_a_frozen_backbone(make: Make) -> None:
     layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)]
     bundle = make(nn.Sequential(*layers), optimizer=optimizers.sgd(lr=0.1), trainable="4.*")
@@ -104,6 +106,7 @@ def test_features_of_a_frozen_backbone(make: Make) -> None:
     check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("strategy", ["scaffold", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> None:
     """Control variates, and models of their own in a phase of their own."""
@@ -124,6 +127,7 @@ def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> Non
     assert states[0].state or states[0].personal
 
 
+@pytest.mark.sampled(every=3)
 def test_a_part_of_the_round_that_trains_nothing(make: Make) -> None:
     """It measures the received model: its state counts for the update."""
     bundle = make(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), optimizer=optimizers.sgd(lr=0.1),
@@ -132,6 +136,7 @@ def test_a_part_of_the_round_that_trains_nothing(make: Make) -> None:
     check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_second_phase_begins_at_a_step_of_each_client(make: Make) -> None:
     """Dropout draws by the number of the step, which goes on from phase to phase; clients with more data make more."""
     layers = [nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 3)]
@@ -144,6 +149,7 @@ def test_a_second_phase_begins_at_a_step_of_each_client(make: Make) -> None:
     check(Cohort(bundle, "cpu", lanes=3).local_rounds(data(), SEEDS), expected)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_client_whose_update_is_not_finite_is_left_out(make: Make) -> None:
     bundle = make(nn.Linear(6, 3), optimizer=optimizers.sgd(lr=0.1))
     clients = data()
@@ -156,6 +162,7 @@ def test_a_client_whose_update_is_not_finite_is_left_out(make: Make) -> None:
         np.testing.assert_allclose(found.arrays[name], array, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled(every=3)
 def test_mistakes(make: Make) -> None:
     bundle = make(nn.Linear(6, 3), optimizer=optimizers.sgd(lr=0.1))
     with pytest.raises(TrainingError, match="device 'tpu'"):

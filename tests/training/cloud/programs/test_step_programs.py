@@ -92,6 +92,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[], optimizers.Optimizer], Callable[[Any], 
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_implementations_of_one_step_agree(name: str) -> None:
     """In float64, without Dropout: ONNX Runtime, `TorchModule` of the step graph, and autograd with torch.optim."""

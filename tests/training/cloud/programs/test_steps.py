@@ -33,6 +33,7 @@ def step() -> Model:
     return step_graph(model, losses.cross_entropy(), optimizers.adam(lr=0.05))
 
 
+@pytest.mark.sampled(every=3)
 def test_twenty_steps_with_dropout(step: Model) -> None:
     runners = [StepRunner(step, seed=7, engine=engine) for engine in ("onnxruntime", "torch:cpu")]
     for _ in range(20):
