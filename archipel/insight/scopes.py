@@ -8,6 +8,7 @@ whose nodes have names without scopes, a node with none of these is where what i
 from __future__ import annotations
 
 import ast
+import itertools
 
 import onnx_ir as ir
 
@@ -15,6 +16,8 @@ from archipel.insight.limits import MAX_SCOPE_DEPTH, MAX_TEXT, cut
 from archipel.insight.page_data import ScopeData
 
 _MODULES = "pkg.torch.onnx.name_scopes"
+_NOWHERE = "_empty_nn_module_stack_from_metadata_hook"
+"""What PyTorch writes in place of modules for what belongs to none, such as the size of an input."""
 
 
 class Scopes:
@@ -47,6 +50,11 @@ def scope_paths(graph: ir.Graph, stored: set[ir.Value], inherit: bool = True) ->
     named = any(len(_parts(node.name or "", "/")) > 1 for node in graph)
     if not inherit or named:
         return {node: path or () for node, path in own.items()}
+    after: dict[ir.Node, tuple[str, ...]] = {}
+    following: tuple[str, ...] = ()
+    for node, path in reversed(own.items()):
+        after[node] = following
+        following = following if path is None else path
     paths: dict[ir.Node, tuple[str, ...]] = {}
     for node, path in own.items():
         makers = [value.producer() for value in node.inputs if value is not None]
@@ -54,7 +62,7 @@ def scope_paths(graph: ir.Graph, stored: set[ir.Value], inherit: bool = True) ->
         if path is not None:
             paths[node] = path
         elif before is not None:
-            paths[node] = before
+            paths[node] = _shared(before, after[node]) if _has_weights(node, stored) else before
     # What is computed from constants alone is where it is read first.
     for node in reversed(list(own)):
         if node not in paths:
@@ -69,7 +77,7 @@ def _own_path(node: ir.Node, stored: set[ir.Value]) -> tuple[str, ...] | None:
     if len(named) > 1:
         return named[:-1]
     modules = _modules(node)
-    if modules:
+    if modules is not None:
         return modules
     for value in node.inputs:
         if value is not None and value in stored and value.name:
@@ -81,23 +89,40 @@ def _own_path(node: ir.Node, stored: set[ir.Value]) -> tuple[str, ...] | None:
     return () if any(value is not None and value.is_graph_input() for value in node.inputs) else None
 
 
+def _has_weights(node: ir.Node, stored: set[ir.Value]) -> bool:
+    """Whether it reads a stored matrix, such as one that was computed from a module's weights and lost their name."""
+    return any(
+        value is not None and value in stored and value.shape is not None and len(value.shape) > 1
+        for value in node.inputs
+    )
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """The path of the innermost scope around both."""
+    alike = (a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return tuple(alike)
+
+
 def _parts(name: str, separator: str) -> tuple[str, ...]:
     return tuple(part for part in name[: MAX_TEXT * 4].split(separator) if part)
 
 
-def _modules(node: ir.Node) -> tuple[str, ...]:
-    """The modules of PyTorch around a node: the note is a list of dotted names, from the outermost to the node's own.
+def _modules(node: ir.Node) -> tuple[str, ...] | None:
+    """The modules of PyTorch around a node, none for one of the outermost: the note is a list of dotted names, from the
+    outermost, which has no name, to the node's own. None where there is no such note.
 
     The note may be anybody's, and anything.
     """
     note = node.metadata_props.get(_MODULES, "")
     if not note or len(note) > MAX_TEXT * 16:
-        return ()
+        return None
     try:
         names = ast.literal_eval(note)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ()
+        return None
     if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
-        return ()
+        return None
+    if names[0] == _NOWHERE:
+        return None
     # The last is the node's own name, the one before it the dotted path of the module that made it.
     return _parts(names[-2], ".")

@@ -106,6 +106,53 @@ def test_scopes_by_names_and_by_weights(written: Write) -> None:
     assert paths(read_onnx(path).subject.graphs[0]) == ["layer/0", "head/out", ""]
 
 
+def test_the_notes_of_pytorch_say_where_a_node_is(written: Write) -> None:
+    """As its exporter writes them: names of modules from the outermost, which has none, and the node's own."""
+    notes = {
+        "size": "['_empty_nn_module_stack_from_metadata_hook', 'size']",
+        "a": "['', 'front', 'front.0', 'conv']",
+        "turn": "['', 'turn']",
+        "h": "['', 'rnn', 'gru']",
+        "end": "nothing",
+    }
+    path = written(
+        """f (float[4] x) => (float[4] y) {
+            [size] s = Exp (x)
+            [a] a = Exp (s)
+            [turn] t = Neg (a)
+            [h] h = Exp (t)
+            [end] y = Neg (h)
+        }"""
+    )
+    proto = onnx.load(path)
+    for node in proto.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=notes[node.name])
+    onnx.save(proto, path)
+    assert paths(read_onnx(path).subject.graphs[0]) == ["", "front/0", "", "rnn", "rnn"]
+
+
+def test_a_node_with_weights_that_have_lost_their_names_is_in_no_other_module(written: Write) -> None:
+    path = written(
+        """f (float[2, 2] x) => (float[2, 2] y)
+        <float[2, 2] w1 = {1, 2, 3, 4}, float[2, 2] w2 = {1, 2, 3, 4}, float[2, 2] w3 = {1, 2, 3, 4}> {
+            [a] a = MatMul (x, w1)
+            [b] b = Relu (a)
+            [lost] c = MatMul (b, w2)
+            [d] d = Relu (c)
+            [e] y = MatMul (d, w3)
+        }"""
+    )
+    names = {"w1": "body.front.fc.weight", "w2": "w2_computed", "w3": "body.back.fc.weight"}
+    proto = onnx.load(path)
+    for tensor in proto.graph.initializer:
+        tensor.name = names[tensor.name]
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    onnx.save(proto, path)
+    found = paths(read_onnx(path).subject.graphs[0])
+    assert found == ["body/front", "body/front", "body", "body", "body/back"]
+
+
 def test_bodies_are_scopes_and_their_values_are_joined(written: Write) -> None:
     path = written(
         """f (float[4] x, bool c) => (float[4] y) {
