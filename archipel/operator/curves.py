@@ -115,6 +115,9 @@ def draw(
         if kind == "loss" and values and 0 < _WIDE * min(values) < max(values):
             # Else one loss that is far off, such as the first, flattens all others.
             axes.set_yscale("log")
+        if kind == "share of devices":
+            top = max(values, default=0.0) or 1.0
+            axes.set_ylim(-0.02 * top, 1.05 * top)  # no share is below 0
         axes.grid(alpha=0.3)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     axes.set_xlabel("round")
