@@ -21,6 +21,9 @@ BROWSER_ROOMS := $(if $(ROOMS),$(filter browser% web% tests/browser% tests/web%,
 NODE := $(if $(BROWSER_ROOMS),node-if-possible)
 WEB := $(if $(BROWSER_ROOMS),web-if-possible)
 
+# Where this is set, each of the tests' hundreds of processes compiles anew whatever it imports: seconds for PyTorch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web docs npm dist release node-if-possible web-if-possible \
 	postgres-if-possible compiler-if-possible clean
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from archipel import engine_registry, importer_registry
 
 if TYPE_CHECKING:
-    from archipel.compression import compress as compress
+    from archipel.compression.compress import compress as compress
     from archipel.converter import convert as convert
     from archipel.converter import export as export
     from archipel.frontend import function as function

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,12 +12,12 @@ import numpy as np
 
 from archipel.compression.arguments import check_choices, check_whole
 from archipel.compression.fine_tune import FineTune
+from archipel.compression.latency import latencies
 from archipel.compression.layer_weights import find_mask, refuse_quantized
 from archipel.compression.part import Need
 from archipel.compression.prune.dependency import ChannelGroup, channel_groups, fixed_channels
 from archipel.compression.prune.importance import Criterion, magnitudes, taylor
 from archipel.compression.prune.removal import remove_channels
-from archipel.compression.score import open_session
 from archipel.errors import CompressionError
 from archipel.graph import Model, check_model
 from archipel.graph.flops import flops_per_example, network_flops_per_example
@@ -105,7 +104,7 @@ class PruneChannels:
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         _refuse_changed(model)
         units = {group.name: group.size for group in self._groups(model)}
-        measure = self._measure(units, work)
+        measure = self._measure(model, units, work)
         before = measure(model)
         result = model
         for iteration in range(1, self.iterations + 1):
@@ -131,7 +130,7 @@ class PruneChannels:
         )
         return result
 
-    def _measure(self, units: dict[str, int], work: Work) -> Callable[[Model], float]:
+    def _measure(self, model: CompressedModel, units: dict[str, int], work: Work) -> Callable[[CompressedModel], float]:
         if self._goal == "flops":
             return network_flops_per_example
         if self._goal == "size":
@@ -139,7 +138,15 @@ class PruneChannels:
         if self._goal == "ratio":
             return lambda pruned: _count_units(pruned, units)
         feed = dict(work.need_calibration(self).take(slice(0, 1)).fields)
-        return lambda pruned: _milliseconds(pruned, feed)
+        original = model.deployed()
+        whole = latencies([original], feed)[0] / 1e3
+
+        def milliseconds(pruned: CompressedModel) -> float:
+            # In turns with the original: the machine may be slower, or faster, than when that was measured.
+            before, after = latencies([original, pruned.deployed()], feed)
+            return whole * after / before
+
+        return milliseconds
 
     def _groups(self, model: Model) -> list[ChannelGroup]:
         groups = channel_groups(model)
@@ -173,7 +180,7 @@ class PruneChannels:
         groups: list[ChannelGroup],
         units: dict[str, int],
         scores: dict[str, np.ndarray],
-        measure: Callable[[Model], float],
+        measure: Callable[[CompressedModel], float],
         target: float,
     ) -> Drop:
         """The fewest of the least important units without which `measure` is at most `target`.
@@ -232,7 +239,10 @@ class PruneChannels:
 
 
 def _per_cost(
-    model: CompressedModel, groups: list[ChannelGroup], scores: dict[str, np.ndarray], cost: Callable[[Model], float]
+    model: CompressedModel,
+    groups: list[ChannelGroup],
+    scores: dict[str, np.ndarray],
+    cost: Callable[[CompressedModel], float],
 ) -> dict[str, np.ndarray]:
     """Importance divided by what a unit of the group costs: units that save much and matter little go first."""
     total = cost(model)
@@ -257,18 +267,6 @@ def _count_units(model: Model, units: dict[str, int]) -> int:
 
 def _sizes(model: Model) -> dict[str, int]:
     return {group.name: group.size for group in channel_groups(model)}
-
-
-def _milliseconds(model: Model, feed: dict[str, np.ndarray]) -> float:
-    """The median time of what a device would run, one example on one thread."""
-    run = open_session(model.deployed() if hasattr(model, "deployed") else model, threads=1)
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 20 or (time.perf_counter() - begin < 0.2 and len(times) < 2000):
-        start = time.perf_counter()
-        run(feed)
-        times.append(time.perf_counter() - start)
-    return 1e3 * float(np.median(times))
 
 
 def _round_count(group: ChannelGroup, count: int, multiple: int) -> int:

@@ -19,12 +19,12 @@ import numpy as np
 from archipel.compression.compress import compress
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.examples import Data, Examples, fixed_batch
+from archipel.compression.latency import latencies
 from archipel.compression.part import Part
 from archipel.compression.recipe import write_recipe
 from archipel.compression.report import Measured
 from archipel.compression.score import check_classes, default_loss, score
 from archipel.compression.search.history import OBJECTIVES, History, Outcome, Trial
-from archipel.compression.search.latency import latencies
 from archipel.compression.search.point import Metrics, Point, save_point
 from archipel.compression.search.result import SearchResult
 from archipel.compression.search.space import Space
