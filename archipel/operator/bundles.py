@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from archipel.errors import ClientError, RefusedError
 from archipel.operator.connection import Resource, make_path
 from archipel.protocol.messages import Pieces
-from archipel.protocol.operator.tasks import BundleInfo
+from archipel.protocol.operator.tasks import BundleInfo, BundlePage
 
 
 class Bundles(Resource):
@@ -47,6 +48,19 @@ class Bundles(Resource):
             raise RefusedError(
                 error.status, error.kind, f"{path}: {error.message}", error.retry_after, error.request_id
             ) from None
+
+    def list(self) -> Iterator[BundleInfo]:
+        """Go through the bundles that the token's populations may read.
+
+        Route: GET /v1/bundles
+
+        Returns:
+            The bundles, newest first, fetched as they are reached.
+
+        Raises:
+            RefusedError: no status that other calls do not have; at the first item.
+        """
+        return self._connection.pages("/v1/bundles", BundlePage)
 
     def download(self, digest: str) -> bytes:
         """Fetch a .bundle file.

@@ -58,6 +58,12 @@ class PageQuery(Message, frozen=True, kw_only=True):
     starts: Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")] | None = None
 
 
+class BundleQuery(PageQuery, frozen=True, kw_only=True):
+    """A page of bundles."""
+
+    after: Digest | None = None
+
+
 class TaskQuery(PageQuery, frozen=True, kw_only=True):
     """A page of tasks; with `population`, `state` or `kind` those alone, with `since` (Unix seconds) those created from
     then on."""
@@ -116,7 +122,8 @@ class ServerInfo(Message, frozen=True, kw_only=True):
 
 
 class BundleInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`digest` is the SHA-256 of manifest.json, `bytes` the size of the .bundle file.
+    """`digest` is the SHA-256 of manifest.json, `bytes` the size of the .bundle file, `published` the Unix time of its
+    first upload.
 
     Example:
         bundle = client.bundles.upload("linear.bundle", "pupils")
@@ -127,6 +134,14 @@ class BundleInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     name: str
     bytes: int
     strategy: str
+    published: float
+
+
+class BundlePage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Newest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[BundleInfo]
+    next: Digest | None
 
 
 class TaskRequest(Message, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ same person, after the same check of the role: so no page can show or do what th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class Desk:
     """One request of somebody who is logged in.
 
     `csrf` goes into each form, `path` is that of the request, `session` the digest of the session's cookie.
+    `file` are the bytes of a file that comes with the form.
     """
 
     services: Services
@@ -44,6 +45,7 @@ class Desk:
     form: Mapping[str, str]
     query: Mapping[str, str]
     session: bytes = b""
+    file: Iterator[bytes] | None = None
 
     @property
     def now(self) -> float:

@@ -17,6 +17,7 @@ from archipel.errors import RefusalError
 from archipel.server.callers import Identity
 from archipel.server.dashboard import browsers, rendering
 from archipel.server.dashboard.desk import Desk, Routes
+from archipel.server.dashboard.file_form import read_file_form
 from archipel.server.dashboard.session_store import PersonalSession, SessionStore
 from archipel.server.http.door import Door, at_the_end
 from archipel.server.http.problems import refuse
@@ -55,13 +56,14 @@ View = Callable[..., Response | str]
 class Page:
     """One line of the dashboard. `view` gets a Desk and the path's arguments, and returns HTML or a Response; `asks`
     are the names of the API's routes without which the page makes no sense. `streams`: the answer is a stream that goes
-    on, for which the view has found a place."""
+    on, for which the view has found a place. `receives`: the form comes with a file, a bundle."""
 
     method: Literal["GET", "POST"]
     path: str
     view: View
     asks: tuple[str, ...] = ()
     streams: bool = False
+    receives: bool = False
 
     @property
     def name(self) -> str:
@@ -116,7 +118,8 @@ def _view(page: Page, door: Door, routes: Routes, sessions: SessionStore) -> Cal
             bound = " of some populations" if session.identity.populations is not None else ""
             raise refuse(403, f"this is not for the role {session.identity.role!r}{bound}")
         if page.method == "POST":
-            desk = g.desk = _checked(desk)
+            browsers.require_same_origin()
+            desk = g.desk = _receive(desk) if page.receives else _checked(desk)
         return finish(page.view(desk, **arguments))
 
     return view
@@ -124,12 +127,16 @@ def _view(page: Page, door: Door, routes: Routes, sessions: SessionStore) -> Cal
 
 def _checked(desk: Desk) -> Desk:
     """The desk with the request's form, which a page of this session has made. Raises ApiError 403."""
-    browsers.require_same_origin()
     form = request.form.to_dict()
     # As bytes: of texts compare_digest takes ASCII alone.
     if not hmac.compare_digest(form.pop("csrf", "").encode(), desk.csrf.encode()):
         raise refuse(403, "this form is not of your session; open the page again and send it from there")
     return replace(desk, form=form)
+
+
+def _receive(desk: Desk) -> Desk:
+    """The desk with the file of the request's form, which a page of this session has made. Raises ApiError."""
+    return replace(desk, file=read_file_form(desk.csrf, desk.services.settings.max_bundle_bytes))
 
 
 def finish(answer: Response | str) -> Response:

@@ -16,6 +16,7 @@ from archipel.server.dashboard.pages import ROOT, Page, blueprint, problem_page
 from archipel.server.dashboard.session_store import SessionStore
 from archipel.server.dashboard.views import (
     audit_log,
+    bundles,
     confirm,
     devices,
     insight,
@@ -33,7 +34,20 @@ from archipel.server.http.problems import problem_response
 
 PAGES: tuple[Page, ...] = tuple(
     page
-    for module in (overview, tasks, rounds, devices, models, insight, rollouts, audit_log, making, confirm, leaving)
+    for module in (
+        overview,
+        tasks,
+        rounds,
+        devices,
+        models,
+        bundles,
+        insight,
+        rollouts,
+        audit_log,
+        making,
+        confirm,
+        leaving,
+    )
     for page in module.PAGES
 )
 """Every page that needs a login."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Select, bindparam, exists, literal_column, or_, select, true
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from archipel.server.callers import Identity
 from archipel.server.database.tables import LIVE, Blob, BundleRow, Device, Reach, Task
@@ -72,7 +72,12 @@ def _find_readable(session: Session, query: Select[T], identity: Identity, diges
     return session.scalar(query.where(_reaches(identity, digest)).limit(1))
 
 
-def _reaches(identity: Identity, digest: str) -> ColumnElement[bool]:
+def visible_bundles(identity: Identity) -> ColumnElement[bool]:
+    """The condition that the caller (no device) may read the bundle of a row."""
+    return _reaches(identity, BundleRow.digest)
+
+
+def _reaches(identity: Identity, digest: str | InstrumentedAttribute[str]) -> ColumnElement[bool]:
     if identity.populations is None:
         return true()
     return exists(select(Reach.reason).where(Reach.digest == digest, Reach.population.in_(identity.populations)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -67,11 +68,41 @@ def test_a_new_task_by_keyboard(world: World, operator: Tab) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
 
 
+def upload(at: Tab, file: Path) -> str:
+    """Upload a bundle from the page of models, and return its digest."""
+    page = at.page
+    for link in ("Models", "Bundles", "Upload a bundle"):
+        page.get_by_role("link", name=link, exact=True).first.click()
+    page.get_by_label("File").set_input_files(file)
+    page.get_by_role("button", name="Upload").click()
+    expect(page.get_by_text("The bundle is on the server.")).to_be_visible()
+    return page.url.split("?")[0].rsplit("/", 1)[1]
+
+
+@pytest.mark.sampled(every=4)
+@pytest.mark.parametrize("scripts", [True, False], ids=["", "without scripts"])
+def test_a_bundle_is_uploaded_and_what_is_none_is_refused(
+    world: World, chromium: Browser, tmp_path: Path, scripts: bool
+) -> None:
+    (tmp_path / "no.bundle").write_bytes(b"PK\x03\x04" + bytes(300_000))
+    with served_world(world) as address, tab(chromium, address, scripts=scripts) as at:
+        page = at.page
+        at.log_in(world.operator_token)
+        at.open("/dashboard/bundles/upload")
+        page.get_by_label("File").set_input_files(tmp_path / "no.bundle")
+        page.get_by_role("button", name="Upload").click()
+        expect(page.get_by_text("The body is not a bundle that this server accepts")).to_be_visible()
+        expect(page.get_by_role("button", name="Upload")).to_be_enabled()
+        assert all("422" in each for each in at.errors)
+        at.errors.clear()
+        digest = upload(at, world.bundle_file)
+        assert world.operator("GET", f"/v1/bundles/{digest}")[0] == 200
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", list(SIZES))
 def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, chromium: Browser, size: Size) -> None:
     devices = world.add_devices(5)
-    bundle = world.publish()
     with served_world(world) as address, tab(chromium, address, size) as at:
         page = at.page
         at.log_in(world.operator_token)
@@ -84,8 +115,9 @@ def test_from_an_empty_server_to_a_model_that_is_rolled_back(world: World, chrom
             say(link)
             expect(page.get_by_text(told)).to_be_visible()
 
+        bundle = upload(at, world.bundle_file)
         page.get_by_role("link", name="Tasks", exact=True).click()
-        page.get_by_role("link", name="New task").click()
+        page.get_by_role("link", name="New task", exact=True).click()
         for label, value in (
             ("Name", "spring"), ("Population", POPULATION), ("Bundle", bundle), ("Rounds", "1"),
             ("Devices in a round", "5"), ("Fewest devices of a round", "3"),

@@ -66,6 +66,7 @@ GET  /v1/rounds/<id:round_id>/log                                     -      -  
 GET  /v1/rounds/<id:round_id>/participants                          -      -      yes    yes    yes    yes    hidden
 
 POST /v1/bundles                                                    -      -      yes    -      -      yes    yes
+GET  /v1/bundles                                                    -      -      yes    yes    yes    yes    none
 GET  /v1/bundles/<digest:digest>                                    -      yes    yes    yes    yes    yes    hidden
 GET  /v1/bundles/<digest:digest>/pieces                             -      yes    yes    yes    yes    yes    hidden
 GET  /v1/blobs/<digest:digest>                                      -      yes    yes    yes    yes    yes    hidden

@@ -23,7 +23,7 @@ Body = Callable[[Desk, dict[str, Any], dict[str, str]], dict[str, Any]]
 class Maker:
     """A form at `path` that asks the API's route `route`. `fields` gets the desk and the path's arguments; `body` makes
     the request of the form's values, and `made` the path of the new thing's page of the route's answer. `of` is the
-    route that answers with what it is made of, which the path names."""
+    route that answers with what it is made of, which the path names. `bundled`: it may be made of a bundle."""
 
     path: str
     route: str
@@ -35,6 +35,7 @@ class Maker:
     hint: str = ""
     takes: tuple[str, ...] = ()
     of: str = ""
+    bundled: bool = False
 
     @property
     def pages(self) -> tuple[Page, Page]:
@@ -60,7 +61,7 @@ class Maker:
     def _form(self, desk: Desk, arguments: dict[str, str], values: dict[str, str], wrong: str = "") -> str:
         return rendering.render(
             "form.html", desk, title=self.title, fields=self.fields(desk, arguments), values=values, wrong=wrong,
-            back=self.back(arguments), hint=self.hint,
+            back=self.back(arguments), hint=self.hint, uploads=self.bundled and desk.may("publish_bundle"),
         )  # fmt: skip
 
     def _take(self, desk: Desk, arguments: dict[str, str]) -> Response | str:
@@ -93,17 +94,19 @@ class Maker:
         )  # fmt: skip
 
 
-_DIGEST = "expected a bundle of the list, or its whole digest, 64 hexadecimal digits"
 SMALL = 200
 """A population of fewer devices has too few in a stage of 5 % for a gate to measure anything."""
 
 
-def known_bundles(desk: Desk) -> tuple[str, ...]:
-    """Digests of bundles that the person's tasks and models use."""
-    found = [each.bundle for each in desk.ask("list_tasks", query={"limit": 50}).items]
-    for model in desk.ask("list_models", query={"limit": 20}).items:
-        found += [each.bundle for each in desk.ask("list_versions", query={"limit": 20}, name=model.name).items]
-    return tuple(dict.fromkeys(found))
+def _bundle_field(desk: Desk, label: str, required: bool) -> Field:
+    """A choice of the bundles that the person may use, newest first."""
+    found = desk.ask("list_bundles", query={"limit": 100}).items
+    names = {each.digest: f"{each.name}, {rendering.write_size(each.bytes)}" for each in found}
+    return Field(
+        "bundle", label, "id", required=required, options=tuple(names), names=names,
+        expects="expected a bundle of the list, or its whole digest, 64 hexadecimal digits",
+        hint="one that the server has, or its digest, which `archipel inspect` shows",
+    )  # fmt: skip
 
 
 def known_populations(desk: Desk) -> tuple[str, ...]:
@@ -118,10 +121,7 @@ def _task_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
         Field("name", "Name", required=True, hint="such as digits-2; letters, digits, '.', '-' and '_'"),
         Field("kind", "Kind", "choice", kinds[0], options=kinds, required=True),
         Field("population", "Population", required=True, options=known_populations(desk)),
-        Field(
-            "bundle", "Bundle", "id", required=True, options=known_bundles(desk), expects=_DIGEST,
-            hint="one that the server has, or its digest, which `archipel inspect` shows",
-        ),
+        _bundle_field(desk, "Bundle", required=True),
         Field("rounds", "Rounds", "whole", "10", required=True),
         Field("cohort", "Devices in a round", "whole", "10", required=True),
         Field("min_cohort", "Fewest devices of a round", "whole", "10", required=True),
@@ -162,10 +162,7 @@ def _version_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
     tasks = desk.ask("list_tasks", query={"population": population, "kind": "training", "limit": 50}).items
     names = {each.task_id: f"{each.name}, {each.rounds_committed} rounds, {each.state}" for each in tasks}
     return (
-        Field(
-            "bundle", "A bundle as it is", "id", options=known_bundles(desk), expects=_DIGEST,
-            hint="one that the server has, or its digest, which `archipel inspect` shows",
-        ),
+        _bundle_field(desk, "A bundle as it is", required=False),
         Field(
             "task_id", "Or what a training made of its bundle", "id", options=tuple(names), names=names,
             expects="expected a training of the list, or its id, 32 hexadecimal digits",
@@ -224,7 +221,7 @@ MAKERS = (
     Maker(
         f"{ROOT}/tasks/new", "create_task", "New task", _task_fields, _task_body,
         made=lambda task: f"{ROOT}/tasks/{task.task_id}", back=lambda _: f"{ROOT}/tasks",
-        hint="The bundle has to be on the server: `archipel model register` and `archipel task create` upload one.",
+        hint="The bundle has to be on the server.", bundled=True,
     ),
     Maker(
         f"{ROOT}/new-model", "create_model", "New model", _model_fields, _as_they_are,
@@ -234,7 +231,7 @@ MAKERS = (
         f"{ROOT}/models/<name:name>/register", "register_version", "Register a version", _version_fields, _as_they_are,
         made=lambda version: f"{ROOT}/models/{version.model}/versions/{version.number}",
         back=lambda arguments: f"{ROOT}/models/{arguments['name']}", takes=("name",), of="show_model",
-        hint="Give a bundle, or a training. A new bundle is uploaded by `archipel model register`.",
+        hint="Give a bundle, or a training.", bundled=True,
     ),
     Maker(
         f"{ROOT}/models/<name:name>/versions/<number:number>/rollout", "create_rollout", "Roll out", _rollout_fields,

@@ -11,9 +11,10 @@ from flask import Response, request, send_file
 from archipel.bundle import Manifest, encode_manifest, open_bundle
 from archipel.errors import BundleError, DevelopmentKeyError, SignatureError
 from archipel.protocol.messages import Message, Name, Pieces
-from archipel.protocol.operator.tasks import BundleInfo
+from archipel.protocol.operator.tasks import BundleInfo, BundlePage, BundleQuery
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import BundleRow
+from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import DEVICE, OPERATOR, READ, Call, Route
 from archipel.server.rounds import reach
@@ -31,12 +32,17 @@ class UploadQuery(Message, frozen=True, kw_only=True):
 
 def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     """Store a signed .bundle file for a population; the same bundle again changes nothing."""
-    services = call.services
     named: str | None = call.query.population
     if named is not None:
         call.identity.require(named)
-    length = declared_length(services.settings.max_bundle_bytes)
-    written = services.blobs.receive(body_chunks(length))
+    length = declared_length(call.services.settings.max_bundle_bytes)
+    return store_bundle(call, body_chunks(length), named)
+
+
+def store_bundle(call: Call[None], chunks: Iterator[bytes], named: str | None) -> tuple[BundleInfo, int]:
+    """Store the file of these bytes for the population `named`, or for all of the token's."""
+    services = call.services
+    written = services.blobs.receive(chunks)
     try:
         try:
             # Verified before it is kept: an upload that is no bundle never becomes a blob.
@@ -97,6 +103,17 @@ def _target_populations(call: Call[None], manifest: Manifest, named: str | None)
     if populations and not allowed:
         raise refuse(422, f"its publisher made the bundle for {list(manifest.populations)}, not for {populations[0]!r}")
     return allowed
+
+
+def list_bundles(call: Call[None]) -> BundlePage:
+    """Bundles, newest first."""
+    query: BundleQuery = call.query
+    where = reach.visible_bundles(call.identity)
+    with call.services.database.read() as session:
+        rows, after = page(
+            session, BundleRow, BundleRow.published, BundleRow.digest, query, where, newest_first=True
+        )  # fmt: skip
+        return BundlePage(items=[_info(row) for row in rows], next=after)
 
 
 def download_bundle(call: Call[None], digest: str) -> Response:
@@ -169,7 +186,7 @@ def _file(call: Call[None], blob: str, etag: str, mimetype: str) -> Response:
 
 
 def _info(row: BundleRow) -> BundleInfo:
-    return BundleInfo(digest=row.digest, name=row.name, bytes=row.size, strategy=row.strategy)
+    return BundleInfo(digest=row.digest, name=row.name, bytes=row.size, strategy=row.strategy, published=row.published)
 
 
 def _plain(error: BundleError, received: Path) -> str:
@@ -197,6 +214,7 @@ ROUTES = (
         query=UploadQuery,
         takes="application/zip",
     ),
+    Route("GET", "/v1/bundles", READ, list_bundles, response=BundlePage, query=BundleQuery),
     Route("GET", "/v1/bundles/<digest:digest>", DEVICE | READ, download_bundle, gives="application/zip"),
     Route("GET", "/v1/blobs/<digest:digest>", DEVICE | READ, download_blob, gives="application/octet-stream"),
     Route("GET", "/v1/bundles/<digest:digest>/pieces", DEVICE | READ, bundle_pieces, response=Pieces),
