@@ -45,6 +45,7 @@ def make_bundle(
     card: ModelCard | None = None,
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs have no nodes: the server runs none."""
+    path = name.replace("/", "-")
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     w: dict[str, Any] = {"dtype": "float32", "shape": (3, 2)}
     b: dict[str, Any] = {"dtype": "float32", "shape": (2,)}
@@ -112,7 +113,7 @@ def make_bundle(
         "look": Program(kind="analyze", file="look.onnx", inputs=data[:1], outputs=sums),
     }
     write_bundle(
-        folder / name,
+        folder / path,
         name=name,
         programs=programs,
         graphs=dict.fromkeys((program.file for program in programs.values()), NO_NODES),
@@ -139,6 +140,6 @@ def make_bundle(
         not_after=not_after,
         card=card,
     )
-    file = folder / f"{name}.bundle"
-    pack(folder / name, file)
+    file = folder / f"{path}.bundle"
+    pack(folder / path, file)
     return file

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -94,9 +95,9 @@ def test_a_text_of_an_operator_is_a_text(world: World, looker: Visitor, text: st
 
 @pytest.mark.parametrize("text", EVIL)
 @pytest.mark.sampled(every=4)
-def test_a_model_card_of_a_publisher_is_a_text(world: World, looker: Visitor, text: str) -> None:
+def test_a_bundle_s_name_and_model_card_are_texts(world: World, looker: Visitor, text: str) -> None:
     card = ModelCard(name=text, description=text, task=text, licence=text)
-    file = make_bundle(world.settings.path("."), world.keys.publisher, name="evil", card=card)
+    file = make_bundle(world.settings.path("."), world.keys.publisher, name=text, card=card)
     status, made = world.operator("POST", "/v1/bundles", file.read_bytes())
     assert status == 201
     fleet = Fleet(world)
@@ -104,12 +105,22 @@ def test_a_model_card_of_a_publisher_is_a_text(world: World, looker: Visitor, te
     fleet.post(f"models/{MODEL}/versions", {"bundle": made["digest"]}, 201)
     check(looker.page(f"/dashboard/models/{MODEL}/versions/1"))
     assert looker.words(f"/dashboard/models/{MODEL}/versions/1").count(text) == 4
+    for path in (f"/dashboard/bundles/{made['digest']}", "/dashboard/bundles", "/dashboard/tasks/new"):
+        check(looker.page(path))
+        assert text in unescape(looker.page(path))
 
 
 @pytest.mark.parametrize("text", EVIL)
 @pytest.mark.sampled(every=8)
 def test_an_address_puts_no_tags_on_a_page(world: World, looker: Visitor, text: str) -> None:
-    for path in ("/dashboard/login", "/dashboard/tasks", "/dashboard/devices", "/dashboard/tasks/new", "/dashboard/"):
+    for path in (
+        "/dashboard/login",
+        "/dashboard/tasks",
+        "/dashboard/devices",
+        "/dashboard/tasks/new",
+        "/dashboard/bundles",
+        "/dashboard/",
+    ):
         for name in ("next", "state", "starts", "name", "done", "after", "population", "versions"):
             answer = looker.client.get(path, base_url=looker.base, query_string={name: text})
             assert answer.status_code < 500, (path, name)
@@ -142,15 +153,15 @@ def test_somebody_of_another_population_finds_nothing_on_any_page(world: World, 
     """Names, ids and digests of what there is, on all pages that a token for another population opens."""
     for page in busy.values():
         check(Visitor(world, world.operator_token).page(page))
-    ids = {part for page in busy.values() for part in page.split("/") if len(part) == 32}
+    ids = {part for page in busy.values() for part in page.split("/") if len(part) in (32, 64)}
     secrets = {POPULATION, "spring", "autumn", "night-shift", *ids}
-    lists = ("overview", "populations", "devices", "tasks", "models", "rollouts")
+    lists = ("overview", "populations", "devices", "tasks", "models", "rollouts", "bundles")
     for role in ("operator", "analyst", "auditor"):
         stranger = Visitor(world, access_token(world, role, populations=["elsewhere"])[0])
         for name, page in busy.items():
             answer = stranger.get(page)
             html = answer.get_data(as_text=True)
-            if name in lists or name in ("new-task", "new-model"):
+            if name in lists or name in ("new-task", "new-model", "upload"):
                 assert answer.status_code == 200 or role != "operator"
                 assert [each for each in secrets if each in html] == [], (role, name)
             else:
