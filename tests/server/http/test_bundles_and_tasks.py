@@ -21,7 +21,8 @@ def test_a_bundle_goes_in_once_and_comes_out_the_same(world: World, tmp_path: Pa
     data = world.bundle_file.read_bytes()
     status, info = world.operator("POST", "/v1/bundles", data)
     assert status == 201
-    assert info == {"digest": info["digest"], "name": "tiny", "bytes": len(data), "strategy": "fedavg"}
+    assert info == {"digest": info["digest"], "name": "tiny", "bytes": len(data), "strategy": "fedavg",
+                    "published": world.clock.now}  # fmt: skip
     assert world.operator("POST", "/v1/bundles", data) == (200, info)
     (device,) = world.add_devices(1)
     # Not a device's business before a task of its population is about it.
