@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from urllib.parse import urlsplit
 
 from flask import Response, request
@@ -68,6 +69,15 @@ def require_same_origin() -> None:
     same = site == "same-origin" if site is not None else origin is None or urlsplit(origin).netloc == request.host
     if not same:
         raise refuse(403, "this form was sent by a page of another site; open the dashboard itself and try again")
+
+
+def require_token(given: bytes, csrf: str) -> None:
+    """Raise ApiError 403 for a form whose token is not that of the session.
+
+    It is compared as bytes: of texts compare_digest takes ASCII alone.
+    """
+    if not hmac.compare_digest(given, csrf.encode()):
+        raise refuse(403, "this form is not of your session; open the page again and send it from there")
 
 
 def read_cookie(settings: Settings) -> str | None:

@@ -3,12 +3,12 @@ session's own, and nothing of it is kept here."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterator
 
 from flask import request
 from werkzeug.sansio.multipart import Data, Epilogue, Event, Field, File, MultipartDecoder, NeedData, Preamble
 
+from archipel.server.dashboard.browsers import require_token
 from archipel.server.http.api.bundles import body_chunks, declared_length
 from archipel.server.http.problems import refuse
 from archipel.server.storage.received import CHUNK_BYTES
@@ -31,15 +31,12 @@ def read_file_form(csrf: str, most: int) -> Iterator[bytes]:
     length = declared_length(most + FORM_BYTES)
     events = _read_events(MultipartDecoder(boundary.encode(), 2 * CHUNK_BYTES, max_parts=2), body_chunks(length))
     part = next(events)
-    if not isinstance(part, Field) or part.name != "csrf":
-        raise refuse(403, "this form is not of your session; open the page again and send it from there")
     given = b""
-    for data in _part(events):
+    for data in _part(events) if isinstance(part, Field) and part.name == "csrf" else ():
         given += data
         if len(given) > MAX_TOKEN_BYTES:
             break
-    if not hmac.compare_digest(given, csrf.encode()):
-        raise refuse(403, "this form is not of your session; open the page again and send it from there")
+    require_token(given, csrf)
     part = next(events)
     if not isinstance(part, File) or part.name != FIELD:
         raise refuse(400, f"the form has no file {FIELD!r}")

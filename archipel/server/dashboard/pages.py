@@ -5,7 +5,6 @@ The table says which of the API's routes a page asks. Whoever may not ask one of
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -128,9 +127,7 @@ def _view(page: Page, door: Door, routes: Routes, sessions: SessionStore) -> Cal
 def _checked(desk: Desk) -> Desk:
     """The desk with the request's form, which a page of this session has made. Raises ApiError 403."""
     form = request.form.to_dict()
-    # As bytes: of texts compare_digest takes ASCII alone.
-    if not hmac.compare_digest(form.pop("csrf", "").encode(), desk.csrf.encode()):
-        raise refuse(403, "this form is not of your session; open the page again and send it from there")
+    browsers.require_token(form.pop("csrf", "").encode(), desk.csrf)
     return replace(desk, form=form)
 
 

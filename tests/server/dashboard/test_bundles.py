@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
 from archipel.bundle import open_bundle
 from tests.support.devices import POPULATION
+from tests.support.tiny_bundle import make_bundle
 from tests.support.visitors import Visitor, access_token, fill
 from tests.support.world import World
 
@@ -72,12 +75,18 @@ def test_a_bundle_of_a_browser_becomes_a_version_and_a_task(world: World, visito
     assert [each["subject"] for each in entries if each["action"] == "bundle.publish"] == [digest]
 
 
-def test_what_is_no_bundle_is_refused_on_the_form_and_nothing_is_kept(world: World, visitor: Visitor) -> None:
+def test_what_is_no_bundle_is_refused_on_the_form_and_nothing_is_kept(
+    world: World, visitor: Visitor, tmp_path: Path
+) -> None:
     answer = upload(visitor, b"PK\x03\x04 no bundle")
     assert answer.status_code == 422
     words = answer.get_data(as_text=True)
     assert 'role="alert">The body is not a bundle that this server accepts: ' in words
     assert str(world.settings.folder) not in words
+    stranger = make_bundle(tmp_path, Ed25519PrivateKey.generate())
+    answer = upload(visitor, stranger.read_bytes())
+    assert answer.status_code == 422
+    assert "add its publisher" in answer.get_data(as_text=True)
     answer = upload(visitor, b"", name="")
     assert answer.status_code == 422
     assert "No file was chosen; choose a .bundle file" in answer.get_data(as_text=True)
