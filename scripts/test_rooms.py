@@ -30,15 +30,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recorded import Recorded, kill, read_record, remember
+from processes import Ended, Forker, Lane, Show, run_process
+from recorded import Recorded, read_record, remember
 from report import failures_of, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 75
 LIMIT_SECONDS = {False: 900, True: 6 * 3600}
 """After which a room counts as hanging, in the short and in the long suite."""
-LAST_WORDS_SECONDS = 5
-"""For the last lines of a room that has ended: a process that it left behind may hold the pipe open for ever."""
 NO_TESTS_COLLECTED = 5
 WAITING = {
     "browser",
@@ -57,27 +56,24 @@ WAITING = {
 SHARED = ("attacks", "bundle", "cli", "converter", "datasets", "graph", "lite_runtime", "training/cloud")
 """The rooms of each run in one process; those of a folder below it that is here too in another one.
 
-A process has computed for six seconds when it has imported PyTorch and exported its first model, and many of these
-rooms take no longer than that. In the long suite each has its own, so that one that kills it takes no other along.
+Many of these take less than it takes a process to begin. In the long suite each has its own, so that one that kills it
+takes no other along.
 """
 FIRST = ("web_library", "docs/quickstart", "end_to_end")
-"""Rooms of one long test: begun last, they would be all that runs in the end."""
+"""Rooms of one long test: begun last, they would be all that runs in the end. They are no forks, so they run while the
+libraries are imported."""
 SYNCING = {"attacks", "client", "edge", "operator", "server"}
 """What a round of a server and its devices takes is mostly waiting for the disk to sync, so these have their folders in
 memory. Others stay on the disk: they confine processes, install packages, or cut the power."""
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 << 30
 """That have to be free there, as they are not in many a container."""
+FORKED_FROM = 12
+"""With so many processes or more, those of the short suite are forks of one that has imported the libraries. In the
+long suite each begins anew, as coverage has to see the imports."""
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Without what is set in many a container, where every process would compile the package and rewrite the tests anew."""
 SHOWING = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process that is over. `code` is None where it was stopped at its limit."""
-
-    code: int | None
-    seconds: float
-    lines: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -115,9 +111,18 @@ class Rooms:
         waiting = deque(room for room in ordered if room.split(os.sep)[0] in WAITING)
         computing = deque(room for room in self._rooms if room.split(os.sep)[0] not in WAITING)
         # Two cores would be idle for a fifth of the time with one lane of each kind.
-        lanes = (waiting, computing), (computing, waiting), (waiting, computing)
-        with ThreadPoolExecutor(len(lanes)) as pool:
-            done = [pool.submit(lambda lane: [self._run_room(room) for room in taken(*lane)], lane) for lane in lanes]
+        kinds = (waiting, computing), (computing, waiting), (waiting, computing)
+        lanes: list[Lane | None] = [None] * len(kinds)
+        with ExitStack() as stack:
+            if not self.slow and len(self._rooms) >= FORKED_FROM:
+                lanes[:] = stack.enter_context(Forker(ROOT, ENVIRONMENT, len(kinds))).lanes
+            pool = stack.enter_context(ThreadPoolExecutor(len(kinds)))
+
+            def work(lane: Lane | None, queues: tuple[deque[str], deque[str]]) -> None:
+                for room in taken(*queues):
+                    self._run_room(room, None if room in FIRST else lane)
+
+            done = [pool.submit(work, *each) for each in zip(lanes, kinds)]
             try:
                 for lane in done:
                     lane.result()
@@ -174,17 +179,20 @@ class Rooms:
             missing=[room for room in self._rooms if room not in over], seconds=time.monotonic() - self._started,
         )  # fmt: skip
 
-    def _run_room(self, room: str) -> None:
+    def _run_room(self, room: str, lane: Lane | None) -> None:
         files = [path for each in self._rooms[room] for path in (ROOT / "tests" / each).glob("test_*.py")]
         record = self._folder / f"{room.replace(os.sep, '-')}.jsonl"
-        command = [
-            sys.executable, "-u", str(ROOT / "scripts" / "recorder.py"), str(record),
-            "--verbosity=0", "--no-header",  # a line for each file
+        arguments = [
+            str(record), "--verbosity=0", "--no-header",  # a line for each file
             *sorted(str(path.relative_to(ROOT)) for path in files),
             *self._place(room),
             *(["-p", "pytest_cov", "--cov", "--cov-report=", "-m", ""] if self.slow else ["-m", "not slow"]),
         ]  # fmt: skip
-        ended = self._run_process(room, command, LIMIT_SECONDS[self.slow])
+        if lane is None:
+            command = [sys.executable, "-u", str(ROOT / "scripts" / "recorder.py"), *arguments]
+            ended = self._run_process(room, command, LIMIT_SECONDS[self.slow])
+        else:
+            ended = lane.run(arguments, self._shower(room), LIMIT_SECONDS[self.slow])
         recorded = read_record(record)
         passed, trouble = ended.code in (0, NO_TESTS_COLLECTED), ""
         where = f" in {recorded.running}" if recorded.running else ""
@@ -207,35 +215,15 @@ class Rooms:
         return [f"--basetemp={place}", "-o", "tmp_path_retention_policy=failed"]
 
     def _run_process(self, name: str, command: Sequence[str], limit: float | None = None) -> Ended:
-        """Run it, and show each line as it comes, after the name."""
-        environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{name.replace(os.sep, '-')}")}
-        # Set in many a container, where every process would compile the package and rewrite the tests anew.
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        started = time.monotonic()
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, encoding="utf-8", errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        lines: list[str] = []
+        environment = {**ENVIRONMENT, "COVERAGE_FILE": str(ROOT / f".coverage.{name.replace(os.sep, '-')}")}
+        return run_process(command, self._shower(name), root=ROOT, environment=environment, limit=limit)
 
-        def pass_on() -> None:
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line.rstrip())
-                with SHOWING:
-                    print(f"{name:<{self._width}} | {lines[-1]}", flush=True)
+    def _shower(self, name: str) -> Show:
+        def show(line: str) -> None:
+            with SHOWING:
+                print(f"{name:<{self._width}} | {line}", flush=True)
 
-        showing = threading.Thread(target=pass_on, daemon=True)
-        showing.start()
-        code: int | None
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            kill(process.pid)
-            process.wait()
-            code = None
-        showing.join(LAST_WORDS_SECONDS)
-        return Ended(code, time.monotonic() - started, lines)
+        return show
 
 
 def main() -> int:

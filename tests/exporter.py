@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from typing import Any
 
 REGISTRATION = "torch.onnx._internal.exporter._registration"
@@ -47,3 +49,25 @@ def remember() -> None:
         if getattr(module, "_collect_all_valid_cia_ops", None) is collect:
             module._collect_all_valid_cia_ops = collect_all_valid_cia_ops  # type: ignore[attr-defined]
     registration.remembered = True  # type: ignore[attr-defined]
+
+
+def warm_up() -> None:
+    """Export a small model, so that this process and its forks have all that the exporter imports and computes once.
+
+    No thread is left behind, and PyTorch's random numbers are where they were.
+    """
+    import torch
+    import tqdm
+
+    told = tqdm.tqdm.monitor_interval
+    tqdm.tqdm.monitor_interval = 0  # its thread would look after bars that hang
+    logging.disable(logging.WARNING)  # that torchvision is not here
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+        shapes = ({0: torch.export.Dim.DYNAMIC},)
+        torch.onnx.export(network, (torch.zeros(2, 4),), dynamo=True, verbose=False, dynamic_shapes=shapes)
+        remember()
+        torch.onnx.export(network, (torch.zeros(2, 4),), dynamo=True, verbose=False, dynamic_shapes=shapes)
+    logging.disable(logging.NOTSET)
+    tqdm.tqdm.monitor_interval = told

@@ -58,20 +58,27 @@ def test_it():
 """
 
 
-def build(root: Path, tree: dict[str, str], limit: float = 600) -> None:
-    """The tree with the scripts. After `limit` seconds a room counts as hanging."""
+def build(root: Path, tree: dict[str, str], limit: float = 600, libraries: tuple[str, ...] | None = None) -> None:
+    """The tree with the scripts. After `limit` seconds a room counts as hanging.
+
+    `libraries`: what the process has imported of which the short suite's rooms are forks; None: they are no forks.
+    """
     for name, text in tree.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    (root / "scripts").mkdir()
-    for name in ("mutants.py", "recorder.py", "recorded.py", "report.py"):
+    (root / "scripts").mkdir(exist_ok=True)
+    for name in ("mutants.py", "processes.py", "recorder.py", "recorded.py", "report.py"):
         shutil.copy(SCRIPTS / name, root / "scripts")
-    script = (SCRIPTS / "test_rooms.py").read_text()
-    limits = "LIMIT_SECONDS = {False: 900, True: 6 * 3600}"
-    assert limits in script
-    (root / "scripts" / "test_rooms.py").write_text(
-        script.replace(limits, f"LIMIT_SECONDS = {{False: {limit}, True: {limit}}}")
-    )
+    changed = [
+        ("test_rooms.py", "LIMIT_SECONDS = {False: 900, True: 6 * 3600}", f"{{False: {limit}, True: {limit}}}"),
+        ("test_rooms.py", "FORKED_FROM = 12", f"{99 if libraries is None else 1}"),
+        ("forker.py", "LIBRARIES = (", f"{libraries}\n_ = ("),
+    ]
+    for name, line, value in changed:
+        path = root / "scripts" / name
+        text = (path if path.exists() else SCRIPTS / name).read_text()
+        assert line in text
+        path.write_text(text.replace(line, f"{line.partition(' = ')[0]} = {value}"))
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
 
 
@@ -103,9 +110,10 @@ def sections(root: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.sampled(every=3)
-def test_what_fails_and_what_hangs_are_told_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("libraries", [None, ("json",)], ids=["processes", "forks"])
+def test_what_fails_and_what_hangs_are_told_at_the_end(libraries: tuple[str, ...] | None, tmp_path: Path) -> None:
     # Long enough for the other rooms on a busy machine.
-    build(tmp_path, TREE, limit=12)
+    build(tmp_path, TREE, 12, libraries)
     code, table, failures, last = run(tmp_path)
     assert code == 1
     assert table == ["bad  FAILED", "endless  FAILED", "good", "all rooms"]
@@ -144,9 +152,10 @@ def test_nothing_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(every=3)
-def test_what_a_room_dies_of_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("libraries", [None, ("json",)], ids=["processes", "forks"])
+def test_what_a_room_dies_of_is_told(libraries: tuple[str, ...] | None, tmp_path: Path) -> None:
     """A process that ends in the middle, a file that cannot be imported, a fixture that fails; and what was skipped."""
-    build(tmp_path, {**OTHER_ROOMS, "pyproject.toml": TREE["pyproject.toml"]})
+    build(tmp_path, {**OTHER_ROOMS, "pyproject.toml": TREE["pyproject.toml"]}, libraries=libraries)
     code, table, failures, last = run(tmp_path, "broken", "crash")
     assert (code, table) == (1, ["broken  FAILED", "broken/deep  FAILED", "crash  FAILED", "all rooms"])
     assert [line for line in failures if not line.startswith(PYTEST)][1:] == [
@@ -159,9 +168,24 @@ def test_what_a_room_dies_of_is_told(tmp_path: Path) -> None:
     assert sections(tmp_path)["skipped"] == ["no moon", "1 in tests/broken/deep/test_deep.py"]
 
 
+STARTS_A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+
+
 @pytest.mark.sampled(every=3)
-def test_lines_come_while_the_room_runs(tmp_path: Path) -> None:
-    build(tmp_path, {"tests/talk/test_a.py": "def test_it(): pass\n", "tests/talk/test_b.py": WAITS})
+@pytest.mark.parametrize("library", ["nothing_like_it", "starts_a_thread"])
+def test_rooms_fail_whose_forks_would_lack_something(library: str, tmp_path: Path) -> None:
+    build(tmp_path, {**TREE, "scripts/starts_a_thread.py": STARTS_A_THREAD}, libraries=(library,))
+    done = call(tmp_path, "good")
+    assert done.returncode == 1
+    assert "good: pytest ended with -1: see above" in done.stdout
+    assert "nothing_like_it" in done.stderr or "2 threads after the imports" in done.stderr
+
+
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("libraries", [None, ("json",)], ids=["processes", "forks"])
+def test_lines_come_while_the_room_runs(libraries: tuple[str, ...] | None, tmp_path: Path) -> None:
+    tree = {"tests/talk/test_a.py": "def test_it(): pass\n", "tests/talk/test_b.py": WAITS}
+    build(tmp_path, tree, libraries=libraries)
     process = subprocess.Popen(
         [sys.executable, "scripts/test_rooms.py", "talk"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
