@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "access": ("operations.access:access", "Make and revoke the access tokens of people and scripts."),
     "audit": ("operations.audit:audit", "Read a server's audit log and check it for changes."),
     "bench": ("devices.bench:bench", "Measure a bundle's latency, cold start, memory and operators."),
+    "bundle": ("federation.bundle:bundle", "List a server's bundles, send one, fetch one."),
     "compare": ("models.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("models.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
     "convert": ("models.convert.command:convert_command", "Make a signed bundle from an ONNX model."),
@@ -71,7 +72,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "models",
     ),
     "Devices": ("run", "fit", "bench", "slots", "device"),
-    "Federation": ("simulate", "tune", "task", "round", "model", "rollout"),
+    "Federation": ("simulate", "tune", "task", "round", "bundle", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
 }
 

@@ -60,7 +60,7 @@ def test_help_shows_the_commands_in_groups() -> None:
             ],
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
-        ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
+        ("Federation", ["simulate", "tune", "task", "round", "bundle", "model", "rollout"]),
         ("Operations", ["serve", "token", "population", "access", "audit"]),
     ]
 

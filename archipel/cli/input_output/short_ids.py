@@ -1,4 +1,4 @@
-"""Ids that people type in part: the first digits of an id stand for it where no other id begins so."""
+"""Ids and digests that people type in part: the first digits stand for one where no other begins so."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from archipel.errors import CommandError
 from archipel.operator import OperatorClient
 
 SHOWN = 5
-_WHOLE = re.compile("[0-9a-f]{32}")
-_BEGINNING = re.compile("[0-9a-f]{4,31}")
+_DIGITS = re.compile("[0-9a-f]{4,}")
 
 
 class _Kind(NamedTuple):
-    """What an id is of, how to list all of them, and the ids that begin with some digits, each with some words."""
+    """What an id is of, how to list all of them, and the ids that begin with some digits, each with some words.
+
+    `digits`: how many a whole one has; `id`: what it is called.
+    """
 
     noun: str
     command: str
     find: Callable[[OperatorClient, str], Iterator[tuple[str, str]]]
+    digits: int = 32
+    id: str = "id"
 
 
 def _tasks(client: OperatorClient, starts: str) -> Iterator[tuple[str, str]]:
@@ -46,6 +50,10 @@ def _tokens(client: OperatorClient, starts: str) -> Iterator[tuple[str, str]]:
     return ((each.token_id, f"{each.name!r}, {each.role}") for each in client.tokens.list(starts=starts))
 
 
+def _bundles(client: OperatorClient, starts: str) -> Iterator[tuple[str, str]]:
+    return ((each.digest, repr(each.name)) for each in client.bundles.list() if each.digest.startswith(starts))
+
+
 _KINDS = {
     "task_id": _Kind("task", "archipel task list", _tasks),
     "round_id": _Kind("round", "archipel round list TASK", _rounds),
@@ -53,6 +61,7 @@ _KINDS = {
     "device_id": _Kind("device", "archipel population devices", _devices),
     "device_ids": _Kind("device", "archipel population devices", _devices),
     "token_id": _Kind("token", "archipel access list", _tokens),
+    "digest": _Kind("bundle", "archipel bundle list", _bundles, 64, "digest"),
 }
 
 
@@ -71,18 +80,22 @@ def whole_ids(client: OperatorClient, arguments: Mapping[str, Any]) -> dict[str,
 def _resolve(client: OperatorClient, kind: _Kind, typed: Any) -> Any:
     if isinstance(typed, tuple):
         return tuple(_resolve(client, kind, each) for each in typed)
-    if typed is None or _WHOLE.fullmatch(typed):
+    written = typed is not None and _DIGITS.fullmatch(typed) is not None and len(typed) <= kind.digits
+    if typed is None or (written and len(typed) == kind.digits):
         return typed
     remedy = f"`{kind.command}` shows them"
-    if not _BEGINNING.fullmatch(typed):
+    if not written:
         raise CommandError(
-            f"{typed!r}: expected the id of a {kind.noun}, 32 hexadecimal digits, or its first four or more; {remedy}"
+            f"{typed!r}: expected the {kind.id} of a {kind.noun}, {kind.digits} hexadecimal digits, or its first four "
+            f"or more; {remedy}"
         )
     found = list(islice(kind.find(client, typed), SHOWN + 1))
     if not found:
-        raise CommandError(f"{typed}: no {kind.noun} has an id that begins so; {remedy}")
+        raise CommandError(f"{typed}: the {kind.id} of no {kind.noun} begins so; {remedy}")
     if len(found) > 1:
         several = "; ".join(f"{each} ({words})" for each, words in found[:SHOWN])
         more = "; and others" if len(found) > SHOWN else ""
-        raise CommandError(f"{typed}: several {kind.noun}s have ids that begin so; type more of one: {several}{more}")
+        raise CommandError(
+            f"{typed}: the {kind.id}s of several {kind.noun}s begin so; type more of one: {several}{more}"
+        )
     return found[0][0]

@@ -44,7 +44,7 @@ def test_a_beginning_stands_for_the_id(archipel: Command, world_of_ids: World) -
 @pytest.mark.sampled(every=3)
 def test_an_ambiguous_one_names_the_candidates(archipel: Command, world_of_ids: World) -> None:
     said = archipel("task", "cancel", "4f2b", code=1)[1]
-    assert "4f2b: several tasks have ids that begin so; type more of one" in said
+    assert "4f2b: the ids of several tasks begin so; type more of one" in said
     assert f"{TASKS[1]} ('t1', running)" in said
     assert f"{TASKS[2]} ('t2', running)" in said
     assert world_of_ids.task(TASKS[1])["state"] == world_of_ids.task(TASKS[2])["state"] == "running"
@@ -53,9 +53,9 @@ def test_an_ambiguous_one_names_the_candidates(archipel: Command, world_of_ids: 
 
 @pytest.mark.sampled(every=3)
 def test_one_that_nothing_has_and_what_is_none(archipel: Command, world_of_ids: World) -> None:
-    assert "beef: no task has an id that begins so; `archipel task list`" in archipel("task", "show", "beef", code=1)[1]
-    assert "beef: no round has an id" in archipel("round", "show", "beef", code=1)[1]
-    assert "beef: no rollout has an id" in archipel("rollout", "show", "beef", code=1)[1]
-    assert "beef: no token has an id" in archipel("access", "revoke", "beef", code=1)[1]
+    assert "beef: the id of no task begins so; `archipel task list`" in archipel("task", "show", "beef", code=1)[1]
+    assert "beef: the id of no round begins so" in archipel("round", "show", "beef", code=1)[1]
+    assert "beef: the id of no rollout begins so" in archipel("rollout", "show", "beef", code=1)[1]
+    assert "beef: the id of no token begins so" in archipel("access", "revoke", "beef", code=1)[1]
     for typed in ("4f2", "t1", "4F2A", 33 * "0"):
         assert "32 hexadecimal digits, or its first four or more" in archipel("task", "show", typed, code=1)[1]
