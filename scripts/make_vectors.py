@@ -21,6 +21,7 @@ from protocol_vectors.neighbours import mlkem_round, neighbour_rounds
 from protocol_vectors.rotation import rotation_vectors
 from protocol_vectors.round import round_vectors
 from protocol_vectors.steps import step_vectors
+from protocol_vectors.trees import tree_vectors
 
 from archipel.bundle.roles import Program, Update
 from archipel.protocol import Layout, add_masked, issue_identity, mint_token, pack, public_bytes, seal
@@ -196,6 +197,7 @@ VECTORS: dict[str, Callable[[], Json]] = {
     "neighbour_lies.json": neighbour_lies,
     "neighbour_parts.json": neighbour_parts,
     "steps.json": step_vectors,
+    "trees.json": tree_vectors,
 }
 
 

@@ -279,7 +279,9 @@ def check_endorsement(
     for endorser in evidence.endorsers:
         device = verify_chain(endorser.chain, enrolment_key, population=entry.population)
         if device.kind != (expected := "aggregator" if plan.levels else "device"):
-            raise ProvenanceError(f"{where}: {device.device_id}, which signed, is a {device.kind}, not a {expected}")
+            raise ProvenanceError(
+                f"{where}: {device.device_id}, which signed, is of kind {device.kind}, expected {expected}"
+            )
         if device.device_id not in survivors:
             raise ProvenanceError(f"{where}: {device.device_id}, which signed, is not one of the survivors")
         try:

@@ -38,7 +38,7 @@ def step_vectors() -> Json:
     return {
         "max_server_lr": MOST_RATE,
         "parameters": [{"name": spec.name, "shape": list(spec.shape)} for spec in _PARAMETERS],
-        "updates": {name: [_plain(port) for port in ports] for name, ports in _UPDATES.items()},
+        "updates": {name: [plain_port(port) for port in ports] for name, ports in UPDATES.items()},
         "bounds": list(_bounds()),
         "distances": _distances(),
         "statistics": _statistics(),
@@ -59,7 +59,7 @@ _PARAMETERS = tuple(
 _WEIGHT = _port("weight", "weight", (), 1.0, 16, lowest=1 / 64)
 _DELTAS = (_port("w", "delta", (3, 4), 0.5, 12, clip=2.0), _port("b", "delta", (3,), 0.5, 12, clip=2.0))
 _ROTATED = Rotation(parameters=("w", "b"), block=16, taken=0)
-_UPDATES: dict[str, tuple[Update, ...]] = {
+UPDATES: dict[str, tuple[Update, ...]] = {
     "weighted": (*_DELTAS, _WEIGHT),
     "uniform": tuple(msgspec.structs.replace(port, weighting="uniform") for port in _DELTAS),
     "noisy": (*(msgspec.structs.replace(port, noise=0.01) for port in _DELTAS), _WEIGHT),
@@ -100,7 +100,7 @@ _NEEDED = {
 }  # fmt: skip
 
 
-def _plain(port: Update) -> Json:
+def plain_port(port: Update) -> Json:
     """With the fields that have their default values, too."""
     fields = {name: getattr(port, name) for name in port.__struct_fields__}
     if port.carries is not None:
@@ -109,8 +109,8 @@ def _plain(port: Update) -> Json:
     return {**fields, "role": "update"}
 
 
-def _manifest(strategy: str, updates: str) -> Manifest:
-    finish = Program(kind="finish", file="finish.onnx", inputs=(), outputs=_UPDATES[updates])
+def make_manifest(strategy: str, updates: str) -> Manifest:
+    finish = Program(kind="finish", file="finish.onnx", inputs=(), outputs=UPDATES[updates])
     privacy = PrivacyPolicy(
         modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=24, max_server_lr=MOST_RATE
     )
@@ -124,12 +124,12 @@ def _bounds() -> Iterator[Json]:
     """`bound` is null where it is infinite."""
     for name in sorted(strategies.STRATEGIES):
         made = _NEEDED.get(name, "weighted")
-        ways = [made] if name != "fedavg" else [key for key in _UPDATES if key not in _NEEDED.values()]
+        ways = [made] if name != "fedavg" else [key for key in UPDATES if key not in _NEEDED.values()]
         for updates in ways:
             for given in (*_RATES, *_OWN.get(name, ())):
                 for devices in (1, 40):
                     case: Json = {"strategy": name, "updates": updates, "given": given, "devices": devices}
-                    manifest = _manifest(name, updates)
+                    manifest = make_manifest(name, updates)
                     try:
                         bound = strategies.get(name).step_bound(manifest, given, devices).parameters
                     except ArchipelError as error:
@@ -162,7 +162,7 @@ def _distances() -> list[Json]:
 
 def _statistics() -> list[Json]:
     """Of the pair `m` and `v`, float32 [2]."""
-    pairs = shared_statistics(_manifest("fedavg", "statistics"))
+    pairs = shared_statistics(make_manifest("fedavg", "statistics"))
     start: Mapping[str, list[float]] = {"m": [0.0, 2.0], "v": [1.0, 0.0]}
     cases = []
     for after, back, on in (

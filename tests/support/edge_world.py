@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,21 +96,28 @@ def analysed_sum(bundle: b.Bundle, plan: RoundPlan, numbers: Sequence[int]) -> n
     return total
 
 
-def averaged(bundle: b.Bundle, numbers: Sequence[int]) -> np.ndarray:
-    """The first version that federated averaging makes of these devices, in fixed point, without any server."""
-    ports = Layout.of(bundle.program("finish")).updates
+def averaged(bundle: b.Bundle, numbers: Sequence[int], others: Sequence[Mapping[str, np.ndarray]] = ()) -> np.ndarray:
+    """The first version that federated averaging makes of these devices, in fixed point, without any server.
+
+    `others`: updates of devices that compute them elsewhere.
+    """
+    layout = Layout.of(bundle.program("finish"))
+    ports = layout.updates
     plan = RoundPlan(
         round_id="0" * 32, task_id="0" * 32, number=1, bundle="0" * 64, weights="0" * 64, privacy="secure",
         min_cohort=2, max_cohort=3, threshold=2, modulus_bits=32, levels=1, site=4,
     )  # fmt: skip
     total = local_sum(bundle, plan, numbers)
+    for arrays in others:
+        vector = layout.encode(arrays, modulus_bits=32, max_cohort=16)
+        total[: layout.length] += vector.view(np.int32)
     sizes = [entries(port) for port in ports]
     scaled = [
         part * (port.range / ((1 << (port.bits - 1)) - 1))
         for port, part in zip(ports, np.split(total, np.cumsum(sizes)[:-1]))
     ]
     # Where devices send no weight each weighs 1.
-    change = scaled[0] / (float(scaled[1][0]) if len(scaled) > 1 else len(numbers))
+    change = scaled[0] / (float(scaled[1][0]) if len(scaled) > 1 else len(numbers) + len(others))
     return (W0.astype(np.float64) + change).astype(np.float32)
 
 
@@ -285,18 +292,20 @@ def _settings(folder: Path, enrolment: bytes, publisher: bytes, **more: Any) -> 
 
 @contextmanager
 def open_edge_world(
-    folder: Path, *, cohort: int = 2, coordinates: bool = True, approval: bool = False, **policy: Any
-) -> Iterator[EdgeWorld]:
+    folder: Path, *, cohort: int = 2, coordinates: bool = True, approval: bool = False, origins: Sequence[str] = (),
+    **policy: Any,
+) -> Iterator[EdgeWorld]:  # fmt: skip
     """`cohort`: of the edge's rounds for the root; `coordinates`: the edge has a coordinator; `approval`: and wants
-    queries approved of; `policy`: fields of the bundle's privacy policy."""
+    queries approved of; `origins`: of pages that may be its devices; `policy`: fields of the bundle's policy."""
     keys = {name: b.generate_key() for name in ("root", "edge", "publisher")}
     publisher = public_bytes(keys["publisher"])
     bundle_file = make_bundle(folder / "linear", keys["publisher"], **{"min_cohort": 2, "aggregators": SITES, **policy})
     upstream = Upstream(population=AT_EDGE, cohort=cohort)
     at_root, root_token = _settings(folder / "root", public_bytes(keys["root"]), publisher)
     at_edge, edge_token = _settings(
-        folder / "edge", public_bytes(keys["edge"]), publisher, upstream=upstream, query_approval=approval
-    )
+        folder / "edge", public_bytes(keys["edge"]), publisher, upstream=upstream, query_approval=approval,
+        allowed_origins=tuple(origins),
+    )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(same_draws())
         root, edge = ServerProcess(at_root), ServerProcess(at_edge, coordinates=coordinates)

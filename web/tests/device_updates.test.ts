@@ -81,7 +81,7 @@ describe("plans", () => {
   const plan = {
     round_id: "0".repeat(32), privacy: "secure", kind: "training", min_cohort: 9, max_cohort: 25, threshold: 16,
     modulus_bits: 32, colluders: 5, min_contributors: 0, count_adoption: false, distributions: {}, hyperparameters: {},
-    protocol: "complete", neighbours: 0, partners: 0,
+    protocol: "complete", neighbours: 0, partners: 0, levels: 0, site: 1, origin: null,
   } as unknown as RoundPlan;
   const updates: Update[] = [{ ...DEFAULTS, name: "dw", tensor: "w", dtype: "float32", shape: [2], kind: "delta",
     weighting: "examples", range: 1, bits: 8, clip: 1 }];

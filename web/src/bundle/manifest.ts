@@ -86,7 +86,7 @@ export interface PrivacyPolicy {
   readonly aggregators: Aggregators | null;
 }
 
-/** Bounds of rounds among edge servers, in which no page takes part. */
+/** Bounds of rounds among edge servers. */
 export interface Aggregators {
   readonly min_site_cohort: number;
   readonly max_site_cohort: number;

@@ -14,8 +14,8 @@ export const MAX_TENSOR_BYTES = 2 ** 31;
 export const MAX_RANK = 8;
 export const MAX_BITS = 30;
 const MAX_NOISE = 1e6;
-const MAX_SITE = 2 ** 20;
-const MAX_LEVELS = 3;
+export const MAX_SITE = 2 ** 20;
+export const MAX_LEVELS = 3;
 export const MAX_QUERIES = 256;
 export const MAX_POPULATIONS = 64;
 

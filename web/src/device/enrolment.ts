@@ -1,11 +1,12 @@
 /** The record of an enrolment. Its keys are pinned: no later answer of the server changes them. */
 
 import { hex } from "../bundle/digests.js";
+import type { Manifest } from "../bundle/manifest.js";
 import { sameBytes } from "./bytes.js";
 import type { Config } from "./config.js";
 import { ClientError } from "./errors.js";
 import { verifyChain } from "./identity.js";
-import type { Chain, EnrolmentToken } from "./messages/identity.js";
+import type { Chain, EnrolmentToken, Root } from "./messages/identity.js";
 import type { DeviceDatabase } from "./storage/database.js";
 import type { Vault } from "./storage/vault.js";
 
@@ -17,6 +18,8 @@ export interface Enrolment {
   readonly publisherKeys: readonly Uint8Array[];
   readonly population: string;
   readonly chain: Chain;
+  /** Where the server is an edge server; left out by records that older pages wrote. */
+  readonly root?: Root | null;
 }
 
 /** The record; null before enrolment. Raises ClientError where it is not for this device's key. */
@@ -44,10 +47,21 @@ export async function recordEnrolment(
     publisherKeys: token.publisher_keys,
     population: token.population,
     chain,
+    root: token.root,
   };
   await checkOwn(record, vault);
   await database.write({ store: "own", key: "enrolment", value: record });
   return record;
+}
+
+/**
+ * The record with the server in it that keeps the weights log of this bundle, with its key and population: the root
+ * where a tree of servers trains the bundle.
+ */
+export function ofLog(record: Enrolment, { privacy }: Manifest): Enrolment {
+  const { root } = record;
+  if (!root || privacy.aggregators === null) return record;
+  return { ...record, serverKey: root.server_key, enrolmentKey: root.enrolment_key, population: root.population };
 }
 
 /** The record with only those pinned publisher keys that the owner allows: `publishers` may only narrow them. */

@@ -60,7 +60,7 @@ export async function checkOrigin(
   if (digest === own && !known.history.number) return;
   const { population, serverKey } = enrolment;
   const log = new LogReader(population, bundle.digest, own, serverKey, known.history, (entry) =>
-    stepBound(manifest, entry.hyperparameters, entry.devices),
+    stepBound(manifest, entry.hyperparameters, entry.leaves || entry.devices),
   );
   await readOn(log, known.history.number, bundle, session, enrolment);
   const { history } = log;

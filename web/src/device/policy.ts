@@ -28,8 +28,25 @@ export function checkValidity(manifest: Manifest, population: string, now: numbe
   }
 }
 
-/** Raises PolicyError, which names the bound, unless `plan`, a training, keeps to `policy` for these updates. */
-export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout): void {
+/**
+ * The policy of rounds with so many levels of edge servers below: with some, its part `aggregators` for the sites.
+ * Raises PolicyError where the policy has no such part, or allows fewer levels.
+ */
+function policyOfMembers(policy: PrivacyPolicy, levels: number): PrivacyPolicy {
+  if (!levels) return policy;
+  const sites = policy.aggregators ?? refuse("it allows no rounds among edge servers (aggregators)");
+  if (levels > sites.levels) {
+    refuse(`${levels} levels of edge servers, the policy allows ${sites.levels} (aggregators.levels)`);
+  }
+  const { min_cohort, threshold, colluders } = sites;
+  // Few sites are a complete graph.
+  return { ...policy, min_cohort, threshold, colluders, protocols: ["complete"] };
+}
+
+/** Raises PolicyError, which names the bound, unless `plan`, a training, keeps to `whole` for these updates. */
+export function checkPlan(plan: RoundPlan, whole: PrivacyPolicy, layout: Layout): void {
+  checkTree(plan, whole);
+  const policy = policyOfMembers(whole, plan.levels);
   if (!policy.modes.includes(plan.privacy)) {
     refuse(`mode ${plan.privacy} is not among the allowed ${policy.modes.join(", ")}`);
   }
@@ -44,7 +61,8 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   // The colluders hide nobody, so they do not count.
   for (const [whose, floor] of [
     ["the policy's", policy.min_cohort],
-    ["the plan's min_contributors", plan.min_contributors],
+    // Contributors are devices, where the members may be edge servers: each of these counts those of its own.
+    ["the plan's min_contributors", plan.levels ? 0 : plan.min_contributors],
   ] as const) {
     if (plan.min_cohort - plan.colluders < floor) {
       refuse(`min_cohort ${plan.min_cohort}, less ${plan.colluders} that may collude, is below ${whose} ${floor}`);
@@ -71,8 +89,46 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   }
   checkUpdates(plan, policy, layout);
   // A sum that overflows would be decoded to other numbers, without an error.
-  if (!layout.fits(plan.modulus_bits, plan.max_cohort)) {
-    refuse(`a modulus of ${plan.modulus_bits} bits can overflow with max_cohort ${plan.max_cohort}`);
+  if (!layout.fits(plan.modulus_bits, plan.max_cohort * plan.site)) {
+    const below = plan.levels ? ` of up to ${plan.site} devices` : "";
+    refuse(`a modulus of ${plan.modulus_bits} bits can overflow with max_cohort ${plan.max_cohort}${below}`);
+  }
+}
+
+/** What a plan says of edge servers, and the site that it is the round of. */
+function checkTree(plan: RoundPlan, policy: PrivacyPolicy): void {
+  if (!plan.levels && plan.site !== 1) refuse(`site ${plan.site} in a round of devices`);
+  if (!plan.levels && plan.origin === null) return;
+  const sites = policy.aggregators ?? refuse("it allows no rounds among edge servers (aggregators)");
+  if (plan.privacy !== "secure" || plan.buffered || plan.staleness_exponent !== null) {
+    refuse("rounds below or among edge servers are secure, and not asynchronous");
+  }
+  if (plan.count_adoption) {
+    refuse("adoption is counted at each edge server, whose devices were offered versions by it");
+  }
+  const { min_site_cohort: least, max_site_cohort: most } = sites;
+  if (plan.levels && !(least <= plan.site && plan.site <= most)) {
+    refuse(
+      `sites of up to ${plan.site} devices, the policy has them from ${least} to ${most} ` +
+        "(aggregators.min_site_cohort, max_site_cohort)",
+    );
+  }
+  if (plan.levels && plan.site < plan.min_contributors) {
+    refuse(`sites of up to ${plan.site} devices, and min_contributors ${plan.min_contributors} holds for each site`);
+  }
+  if (plan.origin === null) return;
+  // Each site below has as many as this at least.
+  if (!plan.levels && plan.min_cohort - plan.colluders < least) {
+    refuse(
+      `min_cohort ${plan.min_cohort}, less ${plan.colluders} that may collude, is below ${least}, the smallest site ` +
+        "(aggregators.min_site_cohort)",
+    );
+  }
+  if (plan.max_cohort * plan.site > most) {
+    refuse(
+      `up to ${plan.max_cohort * plan.site} devices in the sum of a site, the policy allows ${most} ` +
+        "(aggregators.max_site_cohort)",
+    );
   }
 }
 

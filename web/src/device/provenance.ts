@@ -18,7 +18,7 @@ import { checkPlan } from "./policy.js";
 import { bodyDigest, unseal } from "./sealed.js";
 import type { Rounds } from "./steps/distances.js";
 import { endorsersNeeded } from "./secagg_plus/terms.js";
-import { uploadLayout } from "./updates/uploads.js";
+import { memberLayout } from "./updates/uploads.js";
 
 const FIRST = "0".repeat(64);
 /** How many entries a device remembers of one log. */
@@ -228,9 +228,15 @@ export async function checkEndorsement(
   }
   log.find(plan.weights, plan.task_id);
   // The policy is about the most that the manifest states, whatever clip the plan sets.
-  checkPlan(plan, manifest.privacy, uploadLayout(manifest, plan.program));
+  checkPlan(plan, manifest.privacy, memberLayout(plan, manifest));
   const { devices } = evidence.survivors;
   const survivors = new Set(devices);
+  // The step's bound counts on so many devices, which so many sites must be able to have.
+  const sites = plan.levels ? manifest.privacy.aggregators : null;
+  const [fewest, most] = sites ? [survivors.size * sites.min_site_cohort, survivors.size * plan.site] : [0, 0];
+  if (!(fewest <= entry.leaves && entry.leaves <= most)) {
+    refuse(`${entry.leaves} devices below ${survivors.size} sites, expected from ${fewest} to ${most}`);
+  }
   const needed = Math.max(plan.threshold, plan.min_cohort);
   if (survivors.size !== entry.devices || survivors.size < needed) {
     refuse(`${survivors.size} survivors; the entry names ${entry.devices}, the plan needs ${needed}`);
@@ -241,6 +247,10 @@ export async function checkEndorsement(
   const counted = new Set<string>();
   for (const { chain, signature } of evidence.endorsers) {
     const device = await verifyChain(chain, keys.enrolmentKey, { population: entry.population });
+    const expected = plan.levels ? "aggregator" : "device";
+    if (device.kind !== expected) {
+      refuse(`${device.deviceId}, which signed, is of kind ${device.kind}, expected ${expected}`);
+    }
     if (!survivors.has(device.deviceId)) refuse(`${device.deviceId}, which signed, is not one of the survivors`);
     if (!(await verifies(device.deviceKey, signature, signed))) {
       throw new CertificateError(`${where}: the confirmation of ${device.deviceId} does not verify`);

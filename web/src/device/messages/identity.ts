@@ -1,6 +1,6 @@
 /** Who a device is: certificates, enrolment and sessions (archipel/protocol/messages/identity.py). */
 
-import { type Decoder, float, oneOf, optional, required, struct } from "../../bundle/decoders.js";
+import { type Decoder, float, nullable, oneOf, optional, required, struct } from "../../bundle/decoders.js";
 import type { Bytes } from "../bytes.js";
 import { bearerToken, bytes, id, key, listOf, MAX_ROTATIONS, name, short, whole } from "./fields.js";
 
@@ -63,7 +63,26 @@ export const chain: Decoder<Chain> = struct<{ token: Sealed; identity: Sealed; r
   rotations: optional(listOf(sealed, MAX_ROTATIONS), []),
 });
 
-/** The token file that an owner gets. `seed` is the token's private half, with which one device can enrol. */
+/**
+ * The server at the top of a tree of servers: its key, which signs the weights log, the key that certifies its members,
+ * and the population in which these enrol.
+ */
+export interface Root {
+  readonly server_key: Bytes;
+  readonly enrolment_key: Bytes;
+  readonly population: string;
+}
+
+const root: Decoder<Root> = struct<Root>({
+  server_key: required(key),
+  enrolment_key: required(key),
+  population: required(name),
+});
+
+/**
+ * The token file that an owner gets. `seed` is the token's private half, with which one device can enrol. `root` is
+ * there where the server is an edge server.
+ */
 export interface EnrolmentToken {
   readonly server: string;
   readonly server_key: Bytes;
@@ -72,6 +91,7 @@ export interface EnrolmentToken {
   readonly population: string;
   readonly seed: Bytes;
   readonly certificate: Sealed;
+  readonly root: Root | null;
 }
 
 export const enrolmentToken: Decoder<EnrolmentToken> = struct<EnrolmentToken>({
@@ -82,6 +102,7 @@ export const enrolmentToken: Decoder<EnrolmentToken> = struct<EnrolmentToken>({
   population: required(name),
   seed: required(bytes(32, 32)),
   certificate: required(sealed),
+  root: optional(nullable(root), null),
 });
 
 export const enrolmentResponse = struct<{ device_id: string }>({ device_id: required(id) });

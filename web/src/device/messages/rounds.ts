@@ -3,6 +3,7 @@
 import {
   bool, type Decoder, dictionary, float, nullable, oneOf, optional, required, struct,
 } from "../../bundle/decoders.js";
+import { MAX_LEVELS, MAX_SITE } from "../../bundle/validation.js";
 import {
   digestText, entriesOf, id, listOf, MAX_COHORT, MAX_MODELS, MAX_PARTS, MAX_REVOKED, name, real, short, whole,
 } from "./fields.js";
@@ -91,6 +92,12 @@ export interface RoundPlan {
   readonly neighbours: number;
   readonly partners: number;
   readonly noise: NoiseShare | null;
+  /** How many levels of edge servers are below the server that made the plan; its members are devices if none is. */
+  readonly levels: number;
+  /** Of how many devices a member sends the sum, at most. */
+  readonly site: number;
+  /** The root's plan as the root sealed it, in a plan of an edge server. */
+  readonly origin: Sealed | null;
 }
 
 export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
@@ -125,6 +132,9 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   neighbours: optional(whole(0, MAX_COHORT - 1), 0),
   partners: optional(whole(0, MAX_COHORT - 1), 0),
   noise: optional(nullable(noiseShare), null),
+  levels: optional(whole(0, MAX_LEVELS), 0),
+  site: optional(whole(1, MAX_SITE), 1),
+  origin: optional(nullable(sealed), null),
 });
 
 export const revocations: Decoder<Revocations> = struct<Revocations>({

@@ -26,6 +26,8 @@ export interface WeightsStatement {
   readonly privacy: "secure" | "plain";
   readonly sum: string | null;
   readonly devices: number;
+  /** How many devices are below the edge servers in it; 0: its members are devices. */
+  readonly leaves: number;
   readonly hyperparameters: Readonly<Record<string, number>>;
 }
 
@@ -43,6 +45,7 @@ export const weightsStatement: Decoder<WeightsStatement> = struct<WeightsStateme
   privacy: optional(oneOf("secure", "plain"), "secure"),
   sum: optional(nullable(digestText), null),
   devices: optional(whole(0, MAX_COHORT), 0),
+  leaves: optional(whole(0), 0),
   hyperparameters: optional(entriesOf(dictionary(float), 64), {}),
 });
 

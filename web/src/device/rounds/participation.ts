@@ -135,6 +135,7 @@ export class Participation {
     const revoked = await this.revoked();
     const prepared = await prepare(plan, device, enrolment, files, this.session, this.limits);
     await journal.advance("assigned", { model: prepared.bundle.manifest.name });
+    if (prepared.origin !== null) await journal.takeOrigin(prepared.origin);
     await device.gate.passOrWait();
     const done = await this.contribute(prepared, journal);
     const { layout } = prepared;

@@ -9,11 +9,12 @@ import { writeWeights } from "../../bundle/weights.js";
 import { joinNames } from "../../runtime/device_state.js";
 import { RuntimeCore } from "../../runtime/runtime.js";
 import type { Device, Examples } from "../device.js";
-import type { Enrolment } from "../enrolment.js";
+import { type Enrolment, ofLog } from "../enrolment.js";
 import type { OwnerLimits } from "../limits.js";
 import type { RoundPlan } from "../messages/rounds.js";
 import { checkOrigin } from "../origins.js";
 import { takeOwnState } from "../own_state.js";
+import { checkPlanOrigin } from "../plan_origin.js";
 import { checkPlan } from "../policy.js";
 import { checkPublished } from "../storage/books.js";
 import type { Files } from "../storage/files.js";
@@ -28,6 +29,8 @@ const CHECK_MS = 250;
 export interface Prepared {
   readonly bundle: Bundle;
   readonly layout: Layout;
+  /** The root's plan, of which the round is a part; null: the server's own. */
+  readonly origin: RoundPlan | null;
   readonly parameters: Arrays;
 }
 
@@ -43,7 +46,7 @@ export async function prepareBundle(
   enrolment: Enrolment,
   files: Files,
   limits: OwnerLimits,
-): Promise<Pick<Prepared, "bundle" | "layout">> {
+): Promise<Pick<Prepared, "bundle" | "layout" | "origin">> {
   // Each check comes as soon as what it needs is here: the publisher's and the owner's limits on the manifest before
   // the weights, and the weights' origin before any graph runs.
   const bundle = await files.bundle(plan.bundle, enrolment.publisherKeys);
@@ -51,7 +54,8 @@ export async function prepareBundle(
   const layout = planLayout(plan, bundle.manifest);
   limits.checkBundle(plan, bundle.manifest, layout);
   checkPlan(plan, bundle.manifest.privacy, layout);
-  return { bundle, layout };
+  const origin = await checkPlanOrigin(plan, bundle.manifest, enrolment.root ?? null);
+  return { bundle, layout, origin };
 }
 
 /** Fetch the plan's bundle and weights, and check the weights' origin. Raises as `prepareBundle`. */
@@ -63,12 +67,13 @@ export async function prepare(
   session: DeviceSession,
   limits: OwnerLimits,
 ): Promise<Prepared> {
-  const { bundle, layout } = await prepareBundle(plan, device, enrolment, files, limits);
+  const { bundle, layout, origin } = await prepareBundle(plan, device, enrolment, files, limits);
   const weights = await files.weights(plan.weights);
   const given = { digest: plan.weights, tensors: weights };
   const find = (digest: string) => files.keptWeights(digest);
-  await checkOrigin(device.database, bundle, given, find, session, enrolment, plan.task_id);
-  return { bundle, layout, parameters: Object.fromEntries(weights) };
+  const log = ofLog(enrolment, bundle.manifest);
+  await checkOrigin(device.database, bundle, given, find, session, log, plan.task_id);
+  return { bundle, layout, origin, parameters: Object.fromEntries(weights) };
 }
 
 /** What the device uploads, by output name, and how it was made; `state` is null where the device keeps none. */

@@ -12,6 +12,8 @@ export interface Entry {
   /** SHA-256 of the plan and of the bundle's manifest. */
   readonly plan: string;
   readonly bundle: string;
+  /** The round of the root server that this round is a part of, in a tree of servers. */
+  readonly origin?: string;
   /** The bundle's name; empty before it was fetched. */
   readonly model: string;
   /** The last step that has begun. */

@@ -9,7 +9,7 @@
  */
 
 import { sha256 } from "../../bundle/digests.js";
-import { ClientError } from "../errors.js";
+import { ClientError, PolicyError } from "../errors.js";
 import type { RoundPlan } from "../messages/rounds.js";
 import type { Bytes } from "../bytes.js";
 import type { Change, DeviceDatabase } from "./database.js";
@@ -54,6 +54,8 @@ export class Journal {
       cohort: 0, noise: "unknown", rho: 0, sent: 0, received: 0,
       // In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
       resumes: plan.staleness_exponent === null,
+      // Of the same round, which may be begun again: the root's plan was taken for it.
+      ...(before?.origin === undefined ? {} : { origin: before.origin }),
     };
     await this.database.write(
       { store: "rounds", key: entry.roundId, value: entry },
@@ -137,8 +139,9 @@ export class Journal {
     );
   }
 
-  private async plans(): Promise<Plans> {
-    return (await this.database.get<Plans>("books", "plans")) ?? NO_PLANS;
+  /** The plans that were taken: of the own server's rounds, or of the root's that these were parts of. */
+  async plans(book: "plans" | "root-plans" = "plans"): Promise<Plans> {
+    return (await this.database.get<Plans>("books", book)) ?? NO_PLANS;
   }
 
   private async forgotten(): Promise<Totals> {
@@ -166,6 +169,22 @@ export class OpenRound {
   /** Record that `step` begins, with these changes of the entry and the participant's secrets (null: as they are). */
   async advance(step: Step, changes: Partial<Entry> = {}, secrets: Uint8Array | null = null): Promise<void> {
     this.entry = await this.journal.record({ ...this.entry, ...changes, step }, ...(await this.sealedOf({ secrets })));
+  }
+
+  /**
+   * Record the root's plan, verified, that this round is a part of. Raises PolicyError if the device has taken it before
+   * in another round.
+   */
+  async takeOrigin(origin: RoundPlan): Promise<void> {
+    // Begun again after an interruption: both were recorded in one transaction.
+    if (this.entry.origin === origin.round_id) return;
+    const taken = await this.journal.plans("root-plans");
+    const why = whyOld(taken, origin);
+    if (why) {
+      throw new PolicyError(`round ${origin.round_id} of the root server: this device has been in it: ${why}`);
+    }
+    const change: Change = { store: "books", key: "root-plans", value: takePlan(taken, origin) };
+    this.entry = await this.journal.record({ ...this.entry, origin: origin.round_id }, change);
   }
 
   /**

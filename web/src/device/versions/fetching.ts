@@ -11,7 +11,7 @@ import { ArchipelError, StorageError } from "../../errors.js";
 import { completeParameters } from "../../runtime/parameters.js";
 import type { Bytes } from "../bytes.js";
 import type { Device } from "../device.js";
-import type { Enrolment } from "../enrolment.js";
+import { type Enrolment, ofLog } from "../enrolment.js";
 import {
   ClientError, MessageError, OwnerRefusalError, ProtocolError, RefusedError, RoundAbandonedError, UnreachableError,
 } from "../errors.js";
@@ -98,7 +98,8 @@ export class OfferFetcher {
         const files = this.files(session);
         const find = (digest: string) => files.keptWeights(digest);
         const given = { digest: offer.weights, tensors: weights };
-        await checkOrigin(this.device.database, bundle, given, find, session, enrolment, null);
+        const log = ofLog(enrolment, bundle.manifest);
+        await checkOrigin(this.device.database, bundle, given, find, session, log, null);
       }
       await this.book.markFetched(offer);
     } catch (error) {
