@@ -75,15 +75,20 @@ def divide(what: str, data: bytes, size: int, count: int) -> Sequence[bytes]:
 
 def divide_runs(what: str, data: bytes, *runs: tuple[int, int]) -> list[Sequence[bytes]]:
     """The pieces of several runs one after the other, each (bytes of a piece, pieces). Raises MessageError as above."""
-    if len(data) != sum(size * count for size, count in runs):
-        expected = " and ".join(f"{count} times {size}" for size, count in runs if size)
-        raise MessageError(f"{what}: expected {expected} bytes, got {len(data)}")
+    check_runs(what, data, *runs)
     found: list[Sequence[bytes]] = []
     start = 0
     for size, count in runs:
         found.append([data[start + size * index : start + size * (index + 1)] for index in range(count)])
         start += size * count
     return found
+
+
+def check_runs(what: str, data: bytes, *runs: tuple[int, int]) -> None:
+    """Raises MessageError where the data do not have the length of these runs."""
+    if len(data) != sum(size * count for size, count in runs):
+        expected = " and ".join(f"{count} times {size}" for size, count in runs if size)
+        raise MessageError(f"{what}: expected {expected} bytes, got {len(data)}")
 
 
 def _associated(bound: bytes, dealer: int, holder: int) -> bytes:

@@ -17,7 +17,7 @@ from archipel.errors import MessageError, ShareError
 from archipel.protocol.secagg.keys import KEY_BYTES
 from archipel.protocol.secagg_plus.agreement import KeyAgreement
 from archipel.protocol.secagg_plus.alone import Alone
-from archipel.protocol.secagg_plus.envelope import divide_runs
+from archipel.protocol.secagg_plus.envelope import check_runs
 from archipel.protocol.secagg_plus.member import read_keys, shorten
 from archipel.protocol.secagg_plus.messages import (
     SIGNATURE_BYTES,
@@ -108,7 +108,7 @@ class Roster:
         """Raises MessageError unless the device at `place` can have drawn these, with one envelope for each."""
         self._check_drawn(place, dealt.places)
         count, partners = self.drawn.shape[1], self.offers.shape[1]
-        divide_runs(
+        check_runs(
             "dealt", dealt.dealt, (self.agreement.dealt_bytes(), count), (self.agreement.offer_bytes, partners)
         )  # fmt: skip
 
@@ -121,10 +121,12 @@ class Roster:
         dealers, positions = self._to(place)
         paired = positions < self.offers.shape[1]
         told = self.offers[dealers[paired], positions[paired], : self.agreement.told_bytes]
+        rows = self.dealt.reshape(-1, self.dealt.shape[2])
         return Inbox(
             dealers=dealers.tolist(), positions=(positions + 1).tolist(),
-            cipher_keys=self._cipher_keys[dealers].tobytes(),
-            dealt=self.dealt[dealers, positions].tobytes() + told.tobytes(),
+            cipher_keys=self._cipher_keys.take(dealers, axis=0).tobytes(),
+            # As rows of one table, which NumPy takes twice as fast as by two indices.
+            dealt=rows.take(dealers * self.drawn.shape[1] + positions, axis=0).tobytes() + told.tobytes(),
         )  # fmt: skip
 
     def settle(self, refused: Mapping[int, Refused]) -> set[int]:

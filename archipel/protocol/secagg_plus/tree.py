@@ -52,7 +52,7 @@ class MemberTree:
         first, second = known[:-1:2], known[1::2]
         half = np.flatnonzero(first != second)
         # Of a pair of which one is known, the other.
-        return self._nodes[2 * half + first[half]].tobytes()
+        return self._nodes.take(2 * half + first[half], axis=0).tobytes()
 
 
 def check_members(root: bytes, size: int, leaves: Mapping[int, bytes], proof: bytes) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,38 +70,33 @@ def unmask_sum(
     shares.recover(left, "mask key", bound, is_mask_secret)
     salt = session.salt
 
-    def self_mask(place: int) -> tuple[bytes, int]:
-        return keys.self_mask_key(seeds[place], salt, roster.keys[place].mask_key), -1
-
-    def pair_mask(pair: NDArray[np.int64]) -> tuple[bytes, int] | None:
-        gone, here, drawer, column = pair.tolist()
+    # All keys before any mask: agreements hold the interpreter's lock, for which threads that expand masks would wait.
+    masks = [(keys.self_mask_key(seeds[place], salt, roster.keys[place].mask_key), -1) for place in present]
+    wrong: set[int] = set()
+    for gone, here, drawer, column in roster.pairs(sharers, left).tolist():
         draw, drew = Draw(bound, drawer, here if drawer == gone else gone), drawer == gone
         try:
             part = agreement.recover(found_keys[gone], roster.offers[drawer, column].tobytes(), draw, drew)
         except ShareError:
             wrong.add(drawer)
-            return None
+            continue
         key = agreement.mask_key(found_keys[gone], roster.keys[here].mask_key, part, draw, drew)
         # The survivor at the higher place added the mask, so it is taken off, and the other way round.
-        return key, -1 if here > gone else 1
+        masks.append((key, -1 if here > gone else 1))
+    if wrong:
+        names = [str(place) for place in sorted(wrong)]
+        raise DealtSharesError(f"keys of masks: places {names[:3]} sent others than they committed to", names)
 
-    wrong: set[int] = set()
-    work: list[tuple[Any, Any]] = [(self_mask, place) for place in present]
-    work += [(pair_mask, pair) for pair in roster.pairs(sharers, left)]
-
-    def take_off(part: Sequence[tuple[Any, Any]]) -> Vector:
+    def take_off(part: Sequence[tuple[bytes, int]]) -> Vector:
         found = np.zeros_like(total)
-        apply_masks(found, (mask for make, whose in part if (mask := make(whose)) is not None))
+        apply_masks(found, part)
         return found
 
     count = threads or len(os.sched_getaffinity(0))
     result = total.copy()
     with ThreadPoolExecutor(count) as pool:
-        for found in pool.map(take_off, [work[index::count] for index in range(count)]):
+        for found in pool.map(take_off, [masks[index::count] for index in range(count)]):
             result += found
-    if wrong:
-        names = [str(place) for place in sorted(wrong)]
-        raise DealtSharesError(f"keys of masks: places {names[:3]} sent others than they committed to", names)
     reduce(result, modulus_bits)
     return result
 
