@@ -23,8 +23,6 @@ import os
 import signal
 import sys
 
-import recorder
-
 MARK = "\0"
 LIBRARIES = (
     "hypothesis", "onnx", "onnx_ir", "onnxscript", "torch", "torch.export", "torch._dynamo", "scipy.stats", "msgspec",
@@ -51,7 +49,7 @@ def main() -> int:
 
 def import_all() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py does, before PyTorch reads it
-    for library in LIBRARIES:
+    for library in ("recorder", *LIBRARIES):
         importlib.import_module(library)
     sys.path[0] = os.getcwd()  # as `python -m pytest` does
     if importlib.util.find_spec("tests.exporter"):
@@ -76,7 +74,8 @@ def serve(requests: int, told: int) -> int:
             os.close(requests)
             os.close(told)
             sys.argv = ["recorder.py", *json.loads(line)]
-            return recorder.main()
+            # Not above: processes that tests start with `multiprocessing` import this file, and would find no recorder.
+            return int(importlib.import_module("recorder").main())
         tell(told, f"began {process}")
         tell(told, f"ended {os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])}")
     return 0

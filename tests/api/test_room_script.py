@@ -168,6 +168,26 @@ def test_what_a_room_dies_of_is_told(libraries: tuple[str, ...] | None, tmp_path
     assert sections(tmp_path)["skipped"] == ["no moon", "1 in tests/broken/deep/test_deep.py"]
 
 
+SPAWNS = """import multiprocessing
+import os
+
+
+def test_it():
+    for way in ("spawn", "forkserver"):
+        process = multiprocessing.get_context(way).Process(target=os.getpid)
+        process.start()
+        process.join()
+        assert process.exitcode == 0, way
+"""
+
+
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("libraries", [None, ("json",)], ids=["processes", "forks"])
+def test_rooms_start_processes_of_their_own(libraries: tuple[str, ...] | None, tmp_path: Path) -> None:
+    build(tmp_path, {"tests/spawns/test_it.py": SPAWNS}, libraries=libraries)
+    assert call(tmp_path, "spawns").returncode == 0
+
+
 STARTS_A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
 
 
