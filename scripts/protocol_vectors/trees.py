@@ -34,7 +34,7 @@ from protocol_vectors.steps import UPDATES, make_manifest, plain_port
 ROOT, EDGE, ENROLMENT = signing_key("root server"), signing_key("edge server"), signing_key("root's enrolment")
 POPULATION, OWN = "hospitals", fixed("own weights").hex()
 PINNED = Root(server_key=public_bytes(ROOT), enrolment_key=public_bytes(ENROLMENT), population=POPULATION)
-SITES = Aggregators(min_site_cohort=3, max_site_cohort=40, min_cohort=2, threshold=0.6, levels=2)
+SITES = Aggregators(min_site_cohort=4, max_site_cohort=40, min_cohort=2, threshold=0.6, levels=2)
 POLICY = PrivacyPolicy(
     modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=24, max_server_lr=2.0, colluders=0.0,
     aggregators=SITES,
@@ -54,7 +54,7 @@ def plan_of(above: RoundPlan = ABOVE, sealed: Sealed = SEALED, **changes: Any) -
     """An edge server's plan for its devices."""
     own = RoundPlan(
         round_id=fixed("round of the edge", 16).hex(), task_id=above.task_id, number=above.number, bundle=above.bundle,
-        weights=above.weights, privacy="secure", min_cohort=3, max_cohort=6, threshold=5, modulus_bits=24, serial=7,
+        weights=above.weights, privacy="secure", min_cohort=4, max_cohort=6, threshold=5, modulus_bits=24, serial=7,
     )  # fmt: skip
     made = local_plan(own, above, sealed, not_after=1_999_999_000)
     return msgspec.structs.replace(made, **changes)
@@ -129,12 +129,12 @@ def _policies() -> Iterator[Json]:
         ("a round in the middle", msgspec.structs.replace(MIDDLE, origin=SEALED), True),
         ("a policy without edge servers", plan_of(), False),
         ("the root's round by a policy without", ABOVE, False),
-        ("fewer devices than a site has", plan_of(min_cohort=2, threshold=4), True),
+        ("fewer devices than a site has", plan_of(min_cohort=3), True),
         ("more devices than a site has", plan_of(max_cohort=41, threshold=28), True),
         ("a site in a round of devices", plan_of(site=2), True),
         ("too many levels", msgspec.structs.replace(ABOVE, levels=3), True),
         ("as many levels as there may be", msgspec.structs.replace(ABOVE, levels=2), True),
-        ("sites that are too small", msgspec.structs.replace(ABOVE, site=2), True),
+        ("sites that are too small", msgspec.structs.replace(ABOVE, site=3), True),
         ("sites that are too large", msgspec.structs.replace(ABOVE, site=41), True),
         ("a middle whose devices are too many", msgspec.structs.replace(MIDDLE, origin=SEALED, site=20), True),
         ("too few sites", msgspec.structs.replace(ABOVE, min_cohort=1), True),
@@ -162,9 +162,9 @@ def _steps() -> Iterator[Json]:
     flat = {"levels": 0, "site": 1, "min_cohort": 3, "threshold": 3}
     for name, kind, leaves, changes in [
         ("by sites", "aggregator", 27, {}),
-        ("of as few devices as there may be", "aggregator", 9, {}),
+        ("of as few devices as there may be", "aggregator", 12, {}),
         ("of as many devices as there may be", "aggregator", 60, {}),
-        ("of fewer devices", "aggregator", 8, {}),
+        ("of fewer devices", "aggregator", 11, {}),
         ("of more devices", "aggregator", 61, {}),
         ("signed by devices", "device", 27, {}),
         ("of devices, with leaves", "device", 3, flat),

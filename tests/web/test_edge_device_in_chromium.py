@@ -45,7 +45,8 @@ def test_a_page_is_a_device_of_an_edge_server(chromium: Browser, device_page: Pa
             world.until(lambda: world.operator.tasks.get(task.task_id).state != "running")
             eventually(lambda: tab.names().count("committed") == 2, 30)
         first, second = (each for each in world.rounds(task) if each.phase == "committed")
-        for above, row in zip((first, second), (each for each in world.rows() if each.state == "counted")):
+        counted = [each for each in world.rows() if each.state == "counted"]
+        for above, row in zip((first, second), counted, strict=True):
             assert edge.device_id in above.survivors
             own = world.edge_operator.rounds.get(row.local_round)
             assert sorted(own.survivors) == sorted([agent.device_id, enrolled])

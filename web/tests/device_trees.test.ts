@@ -19,7 +19,7 @@ import { checkEndorsement, LogReader } from "../src/device/provenance.js";
 import { DeviceDatabase } from "../src/device/storage/database.js";
 import { Journal } from "../src/device/storage/journal.js";
 import { Vault } from "../src/device/storage/vault.js";
-import { memberLayout } from "../src/device/updates/uploads.js";
+import { uploadLayout } from "../src/device/updates/uploads.js";
 import { fixed, tokenText } from "./device_world.js";
 
 // The file's shape is that which scripts/protocol_vectors/trees.py writes.
@@ -74,7 +74,7 @@ test("a page is no edge server", async () => {
 
 test.each(TREES.policies as Json[])("policy: $name", async ({ plan: given, tree, error }) => {
   const [plan, manifest] = [read(given, roundPlan), manifestOf(tree)];
-  expect(await errorOf(() => checkPlan(plan, manifest.privacy, memberLayout(plan, manifest)))).toBe(error);
+  expect(await errorOf(() => checkPlan(plan, manifest.privacy, uploadLayout(manifest, plan.program)))).toBe(error);
 });
 
 test.each(TREES.steps as Json[])("step: $name", async ({ entry: said, evidence, error }) => {

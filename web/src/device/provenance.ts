@@ -18,7 +18,7 @@ import { checkPlan } from "./policy.js";
 import { bodyDigest, unseal } from "./sealed.js";
 import type { Rounds } from "./steps/distances.js";
 import { endorsersNeeded } from "./secagg_plus/terms.js";
-import { memberLayout } from "./updates/uploads.js";
+import { uploadLayout } from "./updates/uploads.js";
 
 const FIRST = "0".repeat(64);
 /** How many entries a device remembers of one log. */
@@ -227,8 +227,9 @@ export async function checkEndorsement(
     refuse("its plan began with other weights than the entry's parent");
   }
   log.find(plan.weights, plan.task_id);
-  // The policy is about the most that the manifest states, whatever clip the plan sets.
-  checkPlan(plan, manifest.privacy, memberLayout(plan, manifest));
+  // The policy is about the most that the manifest states, whatever clip the plan sets. Sites also send how many devices
+  // they have, which no bound of it is about.
+  checkPlan(plan, manifest.privacy, uploadLayout(manifest, plan.program));
   const { devices } = evidence.survivors;
   const survivors = new Set(devices);
   // The step's bound counts on so many devices, which so many sites must be able to have.

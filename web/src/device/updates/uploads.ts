@@ -12,8 +12,6 @@ import { Layout } from "./layout.js";
 const [TRAINING, CLAMPED, DEVICES] = ["archipel/training/", "archipel/clamped/", "archipel/devices/"];
 /** The hyperparameter of `finish` with the round's clip, where the server adapts it. */
 const UPDATE_CLIP = "update_clip";
-/** The entry with the number of devices in the sum of a site. */
-const SITE_DEVICES = "archipel/site-devices";
 /** The least bits of entries beside packed deltas, which are few. */
 const OTHER_BITS = 16;
 
@@ -35,16 +33,6 @@ export function uploadLayout(manifest: Manifest, program: string): Layout {
   // Checks that there is an update, and one weight at most.
   new Layout(updates);
   return new Layout([...updates, ...trainingEntries(manifest, finish, updates)]);
-}
-
-/** The layout of what the members of the plan's round send, devices or sites, at most. Raises ProtocolError. */
-export function memberLayout(plan: RoundPlan, manifest: Manifest): Layout {
-  const layout = uploadLayout(manifest, plan.program);
-  if (!plan.levels) return layout;
-  if (layout.updates.some((port) => port.name === SITE_DEVICES || port.tensor === SITE_DEVICES)) {
-    throw new ProtocolError(`the name '${SITE_DEVICES}' is not for programs to use`);
-  }
-  return new Layout([...layout.updates, countEntry(SITE_DEVICES)]);
 }
 
 /** The layout of the updates of the plan's round, whose deltas keep to the clip of the plan. Raises ProtocolError. */
@@ -100,7 +88,8 @@ function trainingEntries(manifest: Manifest, finish: Program, updates: readonly 
   const own = [
     ...ranges.map(([name, range]) => entry(TRAINING + name, { weighting, range, bits })),
     ...ranges.map(([name]) => entry(CLAMPED + name, { weighting, range: 1, bits })),
-    ...countedMetrics(finish).map((name) => countEntry(DEVICES + name)),
+    // Two bits are -1, 0 and 1: the step is 1, so the sum is a whole number.
+    ...countedMetrics(finish).map((name) => entry(DEVICES + name, { weighting: "uniform", range: 1, bits: 2 })),
   ];
   // A program's entry of the same name could stand in for the device's.
   const names = new Set(own.map((port) => port.name));
@@ -114,12 +103,6 @@ function trainingEntries(manifest: Manifest, finish: Program, updates: readonly 
 function entry(name: string, own: Pick<Update, "weighting" | "range" | "bits">): Update {
   const fixed = { dtype: "float32", shape: [], clip: null, lowest: 0, noise: 0, mean: "", carries: null } as const;
   return { role: "update", name, tensor: name, kind: "value", ...fixed, ...own };
-}
-
-/** An entry that is 0 or 1 of each device. */
-function countEntry(name: string): Update {
-  // Two bits are -1, 0 and 1: the step is 1, so the sum is a whole number.
-  return entry(name, { weighting: "uniform", range: 1, bits: 2 });
 }
 
 function updatesOf(program: Program): Update[] {
