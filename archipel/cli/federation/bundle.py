@@ -10,7 +10,6 @@ from archipel.cli.input_output.remote import fields, remote, save
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.tasks import BundleInfo
 
 
 @click.group()
@@ -53,7 +52,7 @@ def upload(client: OperatorClient, file: Path, population: str | None, as_json: 
     archipel bundle upload digits.bundle --population pupils
     """
     info = client.bundles.upload(file, population)
-    show(info, as_json, _lines(info))
+    show(info, as_json, fields(info, times=("published",)))
 
 
 @bundle.command()
@@ -69,7 +68,3 @@ def download(client: OperatorClient, digest: str, file: Path) -> None:
     archipel bundle download 9f86d081884c digits.bundle
     """
     save(file, lambda: client.bundles.download(digest))
-
-
-def _lines(info: BundleInfo) -> list[str]:
-    return fields(info, times=("published",))
