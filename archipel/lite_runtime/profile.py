@@ -265,7 +265,9 @@ def _own_times(kernels: list[tuple[int, _Event]]) -> dict[int, float]:
     own = {index: float(event.dur) for index, event in kernels}
     around: list[tuple[int, _Event]] = []
     for index, event in sorted(kernels, key=lambda item: (item[1].ts, -item[1].dur, -item[0])):
-        while around and not _within(event, around[-1][1]):
+        # Times are rounded down to microseconds: the last kernel inside may seem to end after the Loop around it, but
+        # what follows never seems to start before the Loop's end.
+        while around and event.ts >= around[-1][1].ts + around[-1][1].dur:
             around.pop()
         if around:
             # Not below 0: the profiler's whole microseconds may add up to more inside than outside.
@@ -273,10 +275,6 @@ def _own_times(kernels: list[tuple[int, _Event]]) -> dict[int, float]:
         if event.args.op_name in _HOLDS_GRAPHS:
             around.append((index, event))
     return own
-
-
-def _within(event: _Event, outer: _Event) -> bool:
-    return outer.ts <= event.ts and event.ts + event.dur <= outer.ts + outer.dur
 
 
 def _shape(typed: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta
@@ -35,6 +35,7 @@ from archipel.protocol.messages import (
 from archipel.protocol.sealed import MAX_STATEMENT_BYTES, Sealed, decode, public_bytes, seal, unseal
 
 Kind = Literal["device", "aggregator"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,12 @@ def issue_identity(token_seed: bytes, certificate: Sealed, device_key: bytes) ->
 
 
 def verify_chain(
-    chain: Chain, enrolment_key: bytes, *, population: str | None = None, now: float | None = None
+    chain: Chain,
+    enrolment_key: bytes,
+    *,
+    population: str | None = None,
+    now: float | None = None,
+    known: Chain | None = None,
 ) -> VerifiedDevice:
     """What `chain` proves, once every link is checked.
 
@@ -109,20 +115,22 @@ def verify_chain(
         enrolment_key: the raw 32-byte Ed25519 key that must have signed the token.
         population: the device's population must be this one; None: any.
         now: Unix seconds; the token must not have expired by then. None: expiry is not checked, as after enrolment.
+        known: a chain that the caller has verified before, with this enrolment key. Where `chain` is the same, its
+            signatures, most of what this costs, are not verified again; all else is.
 
     Raises:
         CertificateError: a link does not verify, or the population or the expiry is wrong.
         MessageError: the messages are not certificates.
     """
-    limit = MAX_STATEMENT_BYTES
+    read = _read_verified if chain == known else _read_link
     # Each link is verified with the key that the one before has proved; nothing is read before that.
-    token = unseal("token", chain.token, enrolment_key, TokenCertificate, limit=limit)
-    identity = unseal("identity", chain.identity, token.token_key, IdentityCertificate, limit=limit)
+    token = read("token", chain.token, enrolment_key, TokenCertificate)
+    identity = read("identity", chain.identity, token.token_key, IdentityCertificate)
     name = device_id(identity.device_key)
     keys = [identity.device_key]
     # A rotation names the device and its own number, so none can be left out, moved or taken from another chain.
     for number, sealed in enumerate(chain.rotations, start=1):
-        rotation = unseal("rotation", sealed, keys[-1], RotationCertificate, limit=limit)
+        rotation = read("rotation", sealed, keys[-1], RotationCertificate)
         if (rotation.device, rotation.number) != (name, number):
             raise CertificateError(
                 f"device {name}: expected its rotation {number}, got rotation {rotation.number} of {rotation.device}"
@@ -238,6 +246,14 @@ def verify_enrolment(request: EnrolmentRequest, enrolment_key: bytes, server_key
             f"this one is {server_key.hex()[:16]}..."
         )
     return device
+
+
+def _read_link(label: str, sealed: Sealed, key: bytes, kind: type[T]) -> T:
+    return unseal(label, sealed, key, kind, limit=MAX_STATEMENT_BYTES)
+
+
+def _read_verified(label: str, sealed: Sealed, _key: bytes, kind: type[T]) -> T:
+    return decode(label, sealed.body, kind)
 
 
 def _digest(sealed: Sealed) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.protocol import issue_identity, mint_token, public_bytes
+from archipel.protocol.sealed import encode
 from archipel.protocol.secagg_plus import participant
 from archipel.protocol.secagg_plus.links import Link
 from archipel.protocol.secagg_plus.messages import Inbox, Inclusions, Invitation, Neighbours, Partners, Question
@@ -78,6 +79,10 @@ class Devices:
     def __exit__(self, *_: object) -> None:
         for connection in self._connections:
             connection.close()
+
+    def enrol(self) -> Messages:
+        """The JSON of each device's chain of certificates, by its number, as a server keeps it after enrolment."""
+        return self._all("enrol", [None] * len(self._connections))
 
     def advertise(self) -> Messages:
         """The member of each device, by its number."""
@@ -151,8 +156,10 @@ class _Worker:
 
     def do(self, step: str, given: Any) -> Any:
         match step:
-            case "advertise":
+            case "enrol":
                 return {number: self._enrol(number) for number in self._numbers}
+            case "advertise":
+                return {number: self._advertise(self._devices[number]) for number in self._numbers}
             case "roles":
                 return self._take_roles(given)
             case "seconds":
@@ -168,9 +175,14 @@ class _Worker:
         chain = issue_identity(seed, token, public_bytes(identity))
         began = time.perf_counter(), time.process_time()
         device = _Device(self._terms, identity, chain, public_bytes(self._enrolment), secrets.token_bytes)
-        member = device.advertise()
         _spend(device, began)
         self._devices[number] = device
+        return encode(chain)
+
+    def _advertise(self, device: _Device) -> bytes:
+        began = time.perf_counter(), time.process_time()
+        member = device.advertise()
+        _spend(device, began)
         return member
 
     def _take_roles(self, roles: Roles) -> None:

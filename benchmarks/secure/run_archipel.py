@@ -28,7 +28,8 @@ import numpy as np
 from devices import POPULATION, VALUE_BITS, Devices, Messages, Roles, divide, join
 
 from archipel.protocol.identity import VerifiedDevice
-from archipel.protocol.messages import Protocol
+from archipel.protocol.messages import Chain, Protocol
+from archipel.protocol.sealed import decode
 from archipel.protocol.secagg.masks import add_masked
 from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, Session, read_member
 from archipel.protocol.secagg_plus.messages import (
@@ -101,11 +102,13 @@ class Server:
         self._bytes: dict[int, int] = defaultdict(int)
 
     def open(self) -> None:
-        """Everybody advertises; the server verifies and fixes the cohort."""
+        """Everybody advertises; the server verifies and fixes the cohort. It knows each since its enrolment."""
+        chains = self._devices.enrol()
         members = self._devices.advertise()
         with self._clock.running("members"):
             distinct, named = Distinct(), []
-            for (number, member), (device, keys) in zip(members.items(), self._read([*members.values()]), strict=True):
+            read = self._read([(member, chains[number]) for number, member in members.items()])
+            for (number, member), (device, keys) in zip(members.items(), read, strict=True):
                 distinct.add(device, keys)
                 named.append((device.device_id, number, member))
             named.sort()
@@ -121,12 +124,14 @@ class Server:
         for place, (_, _, member) in enumerate(named):
             self._bytes[place] += len(member)
 
-    def _read(self, members: Sequence[bytes]) -> list[tuple[VerifiedDevice, RoundKeys]]:
+    def _read(self, members: Sequence[tuple[bytes, bytes]]) -> list[tuple[VerifiedDevice, RoundKeys]]:
         """All verified, in as many threads as there are cores, as a web process verifies each in its request's."""
 
-        def read(member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
+        def read(given: tuple[bytes, bytes]) -> tuple[VerifiedDevice, RoundKeys]:
+            member, kept = given
             size, key = self._terms.agreement.full_bytes, self._devices.enrolment_key
-            return read_member(member, self._terms.session, key, POPULATION, keys_bytes=size)
+            known = decode("chain", kept, Chain)
+            return read_member(member, self._terms.session, key, POPULATION, keys_bytes=size, known=known)
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(read, members))

@@ -242,11 +242,34 @@ def test_rotations_that_do_not_follow(token, links, signing_key, what, words):
         verify_chain(extended(chain, *rotations), token.enrolment_key)
 
 
-def test_a_device_of_another_population(token, links):
+@pytest.mark.parametrize("known", [False, True])
+def test_a_device_of_another_population(token, links, known):
     chain, _, _ = links
-    assert verify_chain(chain, token.enrolment_key, population="pupils").population == "pupils"
+    kept = chain if known else None
+    assert verify_chain(chain, token.enrolment_key, population="pupils", known=kept).population == "pupils"
     with pytest.raises(CertificateError, match="enrolled in population 'pupils', not in 'teachers'"):
-        verify_chain(chain, token.enrolment_key, population="teachers")
+        verify_chain(chain, token.enrolment_key, population="teachers", known=kept)
+
+
+def test_a_known_chain_spares_the_signatures_of_no_other(token, links, signing_key):
+    chain, name, (first, second, _) = links
+    kept = decode("chain", encode(extended(chain, link(first, name, 1, second))), Chain)
+    shown = decode("chain", encode(kept), Chain)
+    assert verify_chain(shown, token.enrolment_key, known=kept) == verify_chain(shown, token.enrolment_key)
+    # One bit of any signature, or a certificate that a stranger has made.
+    stranger = signing_key("stranger")
+    forged = mint_token(stranger, population="pupils", not_after=NOT_AFTER, seed=token.seed)
+    flipped = {
+        part: msgspec.structs.replace(sealed, signature=bytes([sealed.signature[0] ^ 1]) + sealed.signature[1:])
+        for part, sealed in (("token", kept.token), ("identity", kept.identity), ("rotations", kept.rotations[0]))
+    }
+    for changed in (
+        {"token": flipped["token"]}, {"identity": flipped["identity"]}, {"rotations": [flipped["rotations"]]},
+        {"token": forged}, {"rotations": [link(stranger, name, 1, stranger)]},
+    ):  # fmt: skip
+        with pytest.raises(CertificateError, match="does not verify"):
+            verify_chain(msgspec.structs.replace(shown, **changed), token.enrolment_key, known=kept)
+    assert verify_chain(chain, token.enrolment_key, known=kept).device_key == public_bytes(first)
 
 
 def test_the_last_second_of_a_token(token, links):

@@ -95,17 +95,18 @@ def read_member(
     population: str,
     revoked: Revoked = NOBODY,
     keys_bytes: int = ALONE_BYTES,
+    known: Chain | None = None,
 ) -> tuple[VerifiedDevice, RoundKeys]:
     """Who a member is and its keys, once its certificates and its signature are verified.
 
-    `keys_bytes`: how many the round's members have, in full or short. Raises MessageError, CertificateError, or
-    SecureAggregationError for keys that give no secret.
+    `keys_bytes`: how many the round's members have, in full or short. `known`: as in `verify_chain`. Raises
+    MessageError, CertificateError, or SecureAggregationError for keys that give no secret.
     """
     member = _decode(encoded)
     if len(member.keys) != keys_bytes:
         raise MessageError(f"member: {len(member.keys)} bytes of keys, in this round there are {keys_bytes}")
     public = split_keys(member.keys)
-    device = verify_chain(member.chain, enrolment_key, population=population)
+    device = verify_chain(member.chain, enrolment_key, population=population, known=known)
     revoked.require_member(device)
     try:
         Ed25519PublicKey.from_public_bytes(device.device_key).verify(member.signature, _signed(session, public))

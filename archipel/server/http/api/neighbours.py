@@ -11,9 +11,11 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import bindparam, select
 
 from archipel.errors import GoneError, SecureAggregationError
-from archipel.protocol.messages import Protocol, Receipt
+from archipel.protocol.messages import Chain, Protocol, Receipt
+from archipel.protocol.sealed import decode
 from archipel.protocol.secagg_plus.envelope import bind
 from archipel.protocol.secagg_plus.inclusion import presence
 from archipel.protocol.secagg_plus.member import Member, read_member
@@ -34,6 +36,7 @@ from archipel.protocol.secagg_plus.messages import (
 )
 from archipel.protocol.secagg_plus.roster import check_answer
 from archipel.protocol.secagg_plus.terms import agreement_of
+from archipel.server.database.tables import Device
 from archipel.server.devices.faults import note_fault
 from archipel.server.http.problems import refuse, refusing
 from archipel.server.http.routes import DEVICE, B, Call, Route
@@ -41,6 +44,7 @@ from archipel.server.rounds.answering import store_answer
 from archipel.server.rounds.neighbours.frozen_roster import FrozenRoster
 from archipel.server.rounds.seats import Seat, find_seat
 
+_CHAIN = select(Device.chain).where(Device.device_id == bindparam("device_id"))
 PROTOCOLS: tuple[Protocol, ...] = ("neighbours", "neighbours-mlkem")
 
 
@@ -54,7 +58,7 @@ def join(call: Call[Member], round_id: str) -> Receipt:
             key = call.services.settings.enrolment_public_key
             member, _ = read_member(
                 call.raw, RoundSession(round_id, seat.plan_digest), key, seat.population,
-                keys_bytes=agreement_of(seat.protocol).full_bytes,
+                keys_bytes=agreement_of(seat.protocol).full_bytes, known=_enrolled_chain(call),
             )  # fmt: skip
         except SecureAggregationError:
             # A fault of the device: it has signed these keys for this very round.
@@ -170,6 +174,13 @@ def answer(call: Call[Answer], round_id: str) -> Receipt:
 
 def _seat(call: Call[Any], round_id: str) -> Seat:
     return find_seat(call.services, round_id, call.identity.device_id, *PROTOCOLS)
+
+
+def _enrolled_chain(call: Call[Any]) -> Chain:
+    """The chain of the device that asks, which was verified when it enrolled or replaced its key."""
+    row = call.services.database.look(_CHAIN, device_id=call.identity.device_id)
+    assert row is not None, "a device that has a seat is enrolled"
+    return decode("chain", row.chain, Chain)
 
 
 def _frozen(call: Call[Any], round_id: str) -> FrozenRoster:
