@@ -47,9 +47,8 @@ demo: $(READY)
 quick: $(READY)
 	@$(BIN)/python scripts/quick.py $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET))
 
-test: set-up
-	@$(MAKE) --no-print-directory --jobs=2 lint $(WEB)
-	@$(BIN)/python scripts/test_rooms.py $(ROOMS)
+test: set-up $(WEB)
+	@$(BIN)/python scripts/test_rooms.py --lint $(ROOMS)
 
 # Hours, in which nobody looks: nothing that fails keeps the rest from running, and all of it is told at the end.
 test-all: set-up $(WEB)
@@ -83,13 +82,16 @@ lint: $(READY)
 	@echo "== import rules"; $(BIN)/lint-imports --no-cache >$(VENV)/.imports 2>&1 || { cat $(VENV)/.imports; exit 1; }
 
 # The stamp holds until what decides the installation changes. Python compiles a module when it is first imported: most
-# of the 17,000 that pip would compile never are.
+# of the 17,000 that pip would compile never are. uv installs in half a minute what takes pip two and a half; PyTorch
+# comes by pip, which may be set up to find a build for processors. Where there is no uv, pip installs all.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "archipel needs Python 3.11 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "== setting up $(VENV) (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]' \
-		|| { echo "installation failed: see above; then run make again"; exit 1; }
+	@{ $(INSTALL) --no-deps uv torch \
+			&& $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'; } \
+		|| $(INSTALL) --editable '.[dev]' || { echo "installation failed: see above; then run make again"; exit 1; }
 	@touch $(READY)
 
 web: $(WEB_PAGE)

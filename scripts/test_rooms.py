@@ -1,6 +1,7 @@
 """Run the test suite room by room and print the seconds of each and what failed.
 
-`--all` adds the long suites, the coverage of all rooms together, and the mutations at the end. Nothing that fails stops
+`--lint` runs `make lint` beside the rooms. `--all` adds the long suites, the coverage of all rooms together, and the
+mutations at the end. Nothing that fails stops
 the rest, and a room that never ends is stopped. All of it is written to build/test-report.txt, anew after every room.
 
 Three rooms run at a time: two of those that mostly wait for other processes, and one of those that mostly compute, as
@@ -106,7 +107,16 @@ class Rooms:
         self._width = max(len(room) for room in (*rooms, "mutants"))
         self._started = time.monotonic()
 
-    def run(self) -> None:
+    def lint(self) -> None:
+        """A process that is no room: mypy takes two minutes of one core, in which others run."""
+        ended = self._run_process("lint", ["make", "--no-print-directory", "lint"])
+        trouble = "" if ended.code == 0 else f"make lint ended with {ended.code}: see above, or run it alone"
+        with SHOWING:
+            self.rows.append(Row("lint", ended.seconds, ended.code == 0, trouble=trouble))
+            self.write_report()
+
+    def run(self, *, lint: bool = False) -> None:
+        """The rooms; with `lint` that, too."""
         ordered = sorted(self._rooms, key=lambda room: room not in FIRST)
         waiting = deque(room for room in ordered if room.split(os.sep)[0] in WAITING)
         computing = deque(room for room in self._rooms if room.split(os.sep)[0] not in WAITING)
@@ -116,13 +126,15 @@ class Rooms:
         with ExitStack() as stack:
             if not self.slow and len(self._rooms) >= FORKED_FROM:
                 lanes[:] = stack.enter_context(Forker(ROOT, ENVIRONMENT, len(kinds))).lanes
-            pool = stack.enter_context(ThreadPoolExecutor(len(kinds)))
+            pool = stack.enter_context(ThreadPoolExecutor(len(kinds) + lint))
 
             def work(lane: Lane | None, queues: tuple[deque[str], deque[str]]) -> None:
                 for room in taken(*queues):
                     self._run_room(room, None if room in FIRST else lane)
 
             done = [pool.submit(work, *each) for each in zip(lanes, kinds)]
+            if lint:
+                done.append(pool.submit(self.lint))
             try:
                 for lane in done:
                     lane.result()
@@ -163,7 +175,7 @@ class Rooms:
     def show(self) -> None:
         """The table, and after it every failure with the command that runs it alone."""
         print("\nseconds per room, three at a time, and of processors")
-        for row in sorted(self.rows, key=lambda row: (row.room == "mutants", row.room)):
+        for row in sorted(self.rows, key=lambda row: (row.room in ("lint", "mutants"), row.room)):
             budget = BUDGET_SECONDS * row.rooms
             late = f"  over its {budget} s" if not self.slow and row.seconds > budget else ""
             computed = row.recorded.computed
@@ -229,6 +241,7 @@ class Rooms:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="the long suites too, without the time budget; mutations")
+    parser.add_argument("--lint", action="store_true", help="lint, types and import rules too, beside the rooms")
     parser.add_argument("--list", action="store_true", help="print the rooms that would run, and run nothing")
     parser.add_argument("rooms", nargs="*", help="rooms to run, with those below them; all by default")
     options = parser.parse_args()
@@ -250,15 +263,16 @@ def main() -> int:
             memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-rooms-", dir=MEMORY)))
         processes = {room: [room] for room in rooms} if options.all else share(rooms)
         run = Rooms(processes, options.all, folder, memory)
-        run.run()
-        if options.all and len(run.rows) == len(processes):
+        run.run(lint=options.lint)
+        complete = len(run.rows) == len(processes) + options.lint
+        if options.all and complete:
             run.measure_coverage()
             run.try_mutants()
     run.write_report()
     run.show()
     passed = run.count("passed")
     print(f"{passed} passed, {run.count('failed', 'error')} failed, {run.count('skipped')} skipped")
-    return 0 if passed and len(run.rows) >= len(processes) and all(row.passed for row in run.rows) else 1
+    return 0 if passed and complete and all(row.passed for row in run.rows) else 1
 
 
 def find_rooms() -> list[str]:

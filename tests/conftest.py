@@ -11,8 +11,8 @@ from zlib import crc32
 import pytest
 from hypothesis import Phase, settings
 
+from tests import exporter, url_rules
 from tests.commits import in_sample
-from tests.exporter import remember
 
 # Their assertions tell the values too, as those of tests do.
 pytest.register_assert_rewrite("tests.support")
@@ -68,7 +68,8 @@ def pytest_collection_finish() -> None:
 def _user_folders(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remember()
+    exporter.remember()
+    url_rules.compile_late()
     base: Path = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("XDG_CACHE_HOME", str(base / "user-cache"))
     # A development key that one file's tests make is not that of another file's.

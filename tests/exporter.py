@@ -59,6 +59,8 @@ def warm_up() -> None:
     import torch
     import tqdm
 
+    from archipel.converter.importers.torch_module import _export, _translations_read_once
+
     told = tqdm.tqdm.monitor_interval
     tqdm.tqdm.monitor_interval = 0  # its thread would look after bars that hang
     logging.disable(logging.WARNING)  # that torchvision is not here
@@ -68,6 +70,7 @@ def warm_up() -> None:
         shapes = ({0: torch.export.Dim.DYNAMIC},)
         torch.onnx.export(network, (torch.zeros(2, 4),), dynamo=True, verbose=False, dynamic_shapes=shapes)
         remember()
-        torch.onnx.export(network, (torch.zeros(2, 4),), dynamo=True, verbose=False, dynamic_shapes=shapes)
+        with _translations_read_once():  # as the product's own exports, which have other settings
+            _export(network.eval(), (torch.zeros(2, 4),), shapes, "warm-up")
     logging.disable(logging.NOTSET)
     tqdm.tqdm.monitor_interval = told

@@ -58,10 +58,17 @@ def test_it():
 """
 
 
-def build(root: Path, tree: dict[str, str], limit: float = 600, libraries: tuple[str, ...] | None = None) -> None:
+def build(
+    root: Path,
+    tree: dict[str, str],
+    limit: float = 600,
+    libraries: tuple[str, ...] | None = None,
+    threaded: str = "onnxruntime",
+) -> None:
     """The tree with the scripts. After `limit` seconds a room counts as hanging.
 
     `libraries`: what the process has imported of which the short suite's rooms are forks; None: they are no forks.
+    `threaded`: what each fork loads by itself.
     """
     for name, text in tree.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +80,7 @@ def build(root: Path, tree: dict[str, str], limit: float = 600, libraries: tuple
         ("test_rooms.py", "LIMIT_SECONDS = {False: 900, True: 6 * 3600}", f"{{False: {limit}, True: {limit}}}"),
         ("test_rooms.py", "FORKED_FROM = 12", f"{99 if libraries is None else 1}"),
         ("forker.py", "LIBRARIES = (", f"{libraries}\n_ = ("),
+        ("forker.py", 'THREADED = "onnxruntime"', f"{threaded!r}"),
     ]
     for name, line, value in changed:
         path = root / "scripts" / name
@@ -188,6 +196,20 @@ def test_rooms_start_processes_of_their_own(libraries: tuple[str, ...] | None, t
     assert call(tmp_path, "spawns").returncode == 0
 
 
+@pytest.mark.sampled(every=2)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_lint_runs_beside_the_rooms(wrong: bool, tmp_path: Path) -> None:
+    """Each waits for the other."""
+    recipe = "@touch 'go on'; until [ -e waiting ]; do sleep 0.01; done; echo checked" + "; exit 5" * wrong
+    room = WAITS.replace("    deadline", "    Path('waiting').touch()\n    deadline")
+    build(tmp_path, {"tests/waits/test_it.py": room, "Makefile": f"lint:\n\t{recipe}\n"})
+    done = call(tmp_path, "--lint", "waits")
+    assert "lint    | checked\n" in done.stdout
+    assert ("lint: make lint ended with 2: see above" in done.stdout) == wrong
+    assert done.stdout.endswith("1 passed, 0 failed, 0 skipped\n")
+    assert done.returncode == wrong
+
+
 STARTS_A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
 
 
@@ -199,6 +221,20 @@ def test_rooms_fail_whose_forks_would_lack_something(library: str, tmp_path: Pat
     assert done.returncode == 1
     assert "good: pytest ended with -1: see above" in done.stdout
     assert "nothing_like_it" in done.stderr or "2 threads after the imports" in done.stderr
+
+
+@pytest.mark.sampled(every=3)
+def test_each_fork_loads_what_starts_threads(tmp_path: Path) -> None:
+    """What is imported before holds the same module."""
+    tree = {
+        "scripts/starts_a_thread.py": f"{STARTS_A_THREAD}FULL = True\n",
+        "scripts/imports_it.py": "import starts_a_thread\n",
+        "tests/forks/test_it.py": "import os, imports_it\n\n\ndef test_it():\n"
+        "    assert imports_it.starts_a_thread.FULL\n    assert len(os.listdir('/proc/self/task')) == 2\n",
+    }
+    build(tmp_path, tree, libraries=("imports_it",), threaded="starts_a_thread")
+    done = call(tmp_path, "forks")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.sampled(every=3)

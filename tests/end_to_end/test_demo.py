@@ -28,7 +28,7 @@ ROUNDS = 3
 """In the short suite; after the first one already the federated model is better than the cloud's."""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(None, marks=pytest.mark.slow)])
 def test_run_through_every_stage(rounds: int | None, quiet: Progress, processes: Processes, tmp_path: Path) -> None:
     """With the command's own defaults (fewer rounds in the short suite), and the claim of its report: what devices

@@ -19,6 +19,7 @@ import pytest
 from archipel import durable
 from archipel.simulation import running
 from tests.support.commands import Command
+from tests.support.development import place_development_key
 from tests.support.simulation import clients, dense, imported
 
 FILE = """
@@ -36,6 +37,7 @@ run = { client_axis = "off" }
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    place_development_key(Path(os.environ["XDG_CONFIG_HOME"]))
     imported(dense).save(tmp_path / "network.onnx")
     x, y = (np.concatenate(arrays) for arrays in zip(*clients()))
     np.savez(tmp_path / "data.npz", x=x, y=y)
