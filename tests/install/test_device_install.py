@@ -94,7 +94,7 @@ def test_it_is_small(clean: Path) -> None:
     assert size > 50 << 20  # onnxruntime alone is larger: the measurement did look
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_nothing_foreign_came_along(clean: Path) -> None:
     code = "import importlib.util as u, sys; print([m for m in sys.argv[1:] if u.find_spec(m)])"
     assert run(clean, code, *FOREIGN).strip() == "[]"

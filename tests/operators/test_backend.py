@@ -97,6 +97,7 @@ def test_control_flow_sequences_and_optionals() -> None:
     assert {"If", "Loop", "Scan", "SequenceMap", "OptionalGetElement"} <= {result.op_type for result in found}
 
 
+@pytest.mark.sampled(every=4)
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from archipel.autodiff import RULES
 

@@ -174,7 +174,7 @@ def test_rounds_are_the_budget_and_rates_that_diverge_are_ended(run: Any) -> Non
         tune(run, TuneSettings(ranges={"lr": [1000.0, 1001.0]}, metric="test loss"), rounds=3)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
     write: Write,
     tmp_path: Path,

@@ -20,7 +20,7 @@ from tests.support.linear_bundle import W0, local_data
 from tests.web.test_device_in_chromium import ROUND
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_page_is_a_device_of_an_edge_server(chromium: Browser, device_page: Path, tmp_path: Path) -> None:
     """Two rounds: the second begins with weights of the root's log, which sites have endorsed."""
     with (

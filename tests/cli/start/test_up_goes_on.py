@@ -18,7 +18,7 @@ from tests.support.commands import Command
 from tests.support.small_federation import up
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Command) -> None:
     """It is stopped in the middle, and the next one finishes the same task with the same devices."""
     # A busy machine may make some of the rounds before this process has read of the first one.

@@ -11,6 +11,7 @@ import pytest
 from tests.support.running_pages import run_page
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_quickstart(rounds: int, tmp_path: Path, shell: dict[str, str]) -> None:
     """As it is written in the long suite; in the short one its two federations have fewer rounds."""

@@ -20,7 +20,7 @@ def test_each_tutorial_is_run() -> None:
     assert {path.stem for path in (ROOT / FOLDER).glob("*.md")} == here | elsewhere
 
 
-@pytest.mark.sampled(every=7)
+@pytest.mark.sampled(every=14)
 def test_pytorch_on_devices(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/pytorch-on-devices.md", tmp_path, shell)
     first, last = map(float, re.findall(r"right: ([\d.]+) -> ([\d.]+)", printed)[0])
@@ -29,7 +29,7 @@ def test_pytorch_on_devices(tmp_path: Path, shell: dict[str, str]) -> None:
     assert int(right) > 60  # of four classes
 
 
-@pytest.mark.sampled(every=7)
+@pytest.mark.sampled(every=14)
 def test_compress_under_a_budget(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/compress-under-a-budget.md", tmp_path, shell)
     assert "meets size<40%, accuracy>=-2" in printed
@@ -37,7 +37,7 @@ def test_compress_under_a_budget(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "<svg" in (tmp_path / "search.html").read_text()
 
 
-@pytest.mark.sampled(every=7)
+@pytest.mark.sampled(every=14)
 def test_simulate_then_deploy(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/simulate-then-deploy.md", tmp_path, shell)
     for accuracy in re.findall(r"^test: accuracy ([\d.]+)", printed, re.M):
@@ -46,7 +46,7 @@ def test_simulate_then_deploy(tmp_path: Path, shell: dict[str, str]) -> None:
     assert (tmp_path / "weights.safetensors").is_file()
 
 
-@pytest.mark.sampled(every=7)
+@pytest.mark.sampled(every=14)
 def test_federate_with_privacy(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/federate-with-privacy.md", tmp_path, shell)
     multipliers = [float(each) for each in re.findall(r"noise of ([\d.]+) clips", printed)]
@@ -54,7 +54,7 @@ def test_federate_with_privacy(tmp_path: Path, shell: dict[str, str]) -> None:
     assert len(multipliers) == 3
 
 
-@pytest.mark.sampled(every=7)
+@pytest.mark.sampled(every=14)
 @pytest.mark.parametrize("name", ["from-flower", "from-mindspore"])
 def test_pages_for_those_who_come_from_elsewhere(name: str, tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"docs/migration/{name}.md", tmp_path, shell)
@@ -63,7 +63,7 @@ def test_pages_for_those_who_come_from_elsewhere(name: str, tmp_path: Path, shel
     assert (tmp_path / "curves.png").is_file()
 
 
-@pytest.mark.sampled(every=7)
+@pytest.mark.sampled(every=14)
 def test_roll_out_and_back(tmp_path: Path, shell: dict[str, str]) -> None:
     printed = run_page(f"{FOLDER}/roll-out-and-back.md", tmp_path, shell)
     history = re.findall(r"^\d +(\d) +(rollback|rollout|promote) +(admin|coordinator)", printed, re.M)

@@ -66,7 +66,7 @@ def test_examples_in_python_are_not_in_it(description: dict[str, Any]) -> None:
     assert [name for name, schema in schemas.items() if "Example:" in schema.get("description", "")] == []
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_answers_are_what_it_says(world: World, examples: int) -> None:
     """In a round under way; half of the requests name it, or a model that is there, the others what schemathesis makes

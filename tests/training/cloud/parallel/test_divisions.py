@@ -13,7 +13,7 @@ from tests.training.cloud.parallel.cases import write_graphs
 HERE = Path(__file__).parent
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 def test_every_division_of_every_operator(of_two: list[dict[str, Any]]) -> None:
     for answer in of_two:
         errors = answer["divisions"]

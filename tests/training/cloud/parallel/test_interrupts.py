@@ -17,7 +17,7 @@ from tests.support.ranks import start_ranks
 from tests.training.cloud.parallel.trainings import facts, run
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 def test_ctrl_c_in_one_process_ends_both_after_the_same_batch(of_two: list[dict[str, Any]]) -> None:
     expected = facts(run("ddp", "none"))
     for answer in of_two:

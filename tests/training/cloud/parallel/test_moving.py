@@ -30,7 +30,7 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(found["weights"][name], values, atol=1e-4)
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 def test_from_one_process_to_two_and_from_two_to_one(of_two: list[dict[str, Any]], pair_folder: Path) -> None:
     expected = facts(run("fsdp", "none", **SETTINGS))
     for answer in of_two:

@@ -25,7 +25,7 @@ def alone() -> tuple[list[float], TorchModule]:
     return losses, module
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 def test_two_processes_have_the_losses_of_one_and_gather_less(of_two: list[dict[str, Any]]) -> None:
     losses, module = alone()
     elements = sum(parameter.numel() for parameter in module.parameters())

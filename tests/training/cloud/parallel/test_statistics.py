@@ -14,7 +14,7 @@ from archipel.training.cloud import TrainConfig
 from tests.training.cloud.parallel.checks import normalized_losses, normalized_network
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_two_processes_have_the_statistics_and_losses_of_one(way: str, of_two: list[dict[str, Any]]) -> None:
     module = normalized_network()

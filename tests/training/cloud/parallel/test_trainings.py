@@ -29,7 +29,7 @@ def check(way: str, answers: list[dict[str, Any]]) -> None:
                 np.testing.assert_allclose(found["weights"][name], values, atol=1e-3)
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 @pytest.mark.parametrize("kind", RESTS)
 def test_the_rest_of_an_epoch_counts_once(kind: str, of_two: list[dict[str, Any]]) -> None:
     expected = facts(run_rest(kind, parallel="none"))

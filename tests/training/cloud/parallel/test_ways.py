@@ -60,7 +60,7 @@ def check(case: str, answers: list[dict[str, Any]]) -> None:
     torch.testing.assert_close(torch.tensor(outputs).flatten(0, 1), expected, atol=2e-3, rtol=0)
 
 
-@pytest.mark.sampled(every=3, group="two processes")
+@pytest.mark.sampled(every=6, group="two processes")
 @pytest.mark.parametrize("case", SHORT)
 def test_two_processes_have_the_losses_of_one(case: str, of_two: list[dict[str, Any]]) -> None:
     check(case, of_two)
