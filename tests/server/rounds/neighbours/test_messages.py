@@ -11,12 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import open_bundle
 from archipel.errors import CertificateError, ProvenanceError
+from archipel.protocol.identity import issue_identity, mint_token
 from archipel.protocol.messages import Endorsement, WeightsLog, WeightsStatement
 from archipel.protocol.provenance import History, LogReader, check_endorsement
 from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg_plus import messages as packed
 from archipel.protocol.secagg_plus.member import Member, RoundKeys, sign_member
-from tests.support.devices import ANSWERED
+from tests.support.devices import ANSWERED, POPULATION
 from tests.support.neighbour_devices import NeighbourDevice, add_devices, create_task
 from tests.support.world import World
 
@@ -63,6 +64,13 @@ def test_members_that_are_not_the_device(begun: Any) -> None:
     keys = RoundKeys(read.keys[:32], read.keys[32:64], read.keys[64:])
     wrong = sign_member(device.terms.session, keys, read.chain, stranger)
     assert device.send("member", wrong)[0] == 422
+    # Its own key, by certificates that it has made up: not those that the server knows, so they are verified.
+    token = mint_token(stranger, population=POPULATION, not_after=2**40, seed=bytes(32))
+    made_up = issue_identity(bytes(32), token, public_bytes(device.key))
+    assert device.send("member", sign_member(device.terms.session, keys, made_up, device.key))[0] == 422
+    flipped = msgspec.structs.replace(read.chain.token, signature=bytes(64))
+    unsigned = msgspec.structs.replace(read.chain, token=flipped)
+    assert device.send("member", sign_member(device.terms.session, keys, unsigned, device.key))[0] == 422
     assert device.send("member", good)[0] == 200
     # Repeated, it is the same; another one does not replace it.
     assert device.send("member", good)[0] == 200
