@@ -11,7 +11,7 @@ LIBRARIES = (
     "archipel.server.processes.coordinator", "archipel.simulation", "archipel.training.cloud", "archipel.cli.main",
     "matplotlib.figure", "safetensors.torch",
 )  # fmt: skip
-"""Coverage of modules that are imported here is not measured, as it is in the long suite only, which does not fork."""
+"""What takes long to import. Only the long suite, which does not fork, measures coverage."""
 
 
 def warm_up() -> None:
