@@ -15,9 +15,10 @@ of its own; and the geometric median is iterated to its end.
 
 Printed is the test accuracy after the last step: of the mean without attackers, of the rule without attackers and under
 each attack, the worst of these, byzfl's worst, and the row's largest difference from byzfl. byzfl gets the first
-weights and the very batches that our devices draw, so what differs is the rounds. It runs in an environment of its own,
-which is made at first. Rounds are plain, since the rule needs single updates; with `--groups` they are secure sums of
-groups.
+weights and the very batches that our devices draw, so what differs is the rounds: archipel shortens steps that are more
+than three times as long as is usual in the training, and how many were is printed too. It runs in an environment of its
+own, which is made at first. Rounds are plain, since the rule needs single updates; with `--groups` they are secure sums
+of groups.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +43,10 @@ from archipel.bundle import Bundle, PrivacyPolicy, generate_key
 from archipel.converter import Signing, Training
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.shuffle import batches
+from archipel.protocol.bounds import SLACK
 from archipel.simulation import Aggregation, Attack, SplitClients
 from archipel.simulation.draws import device_seed
+from archipel.strategies.step_limits import Usual
 from archipel.training import losses, optimizers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +125,21 @@ def train(
     failed = [row.failed for row in result.history if row.failed]
     if failed:
         print(f"{rule.rule}, {attack}: {len(failed)} steps failed: {failed[0]}", file=sys.stderr)
+    limited = limited_steps(row.step for row in result.history)
+    if limited:
+        where = f"{rule.rule}, {attack or 'no attack'}, {attackers} tolerated"
+        print(f"{where}: {len(limited)} steps were limited, the first is step {limited[0]}", file=sys.stderr)
     return 100 * result.history[-1].tested["accuracy"]
+
+
+def limited_steps(norms: Iterable[float]) -> list[int]:
+    """The numbers of the steps, from 1, that archipel made shorter, as it does with unusually long ones."""
+    usual, limited = Usual(), []
+    for number, norm in enumerate(norms, start=1):
+        if norm >= usual.limit * (1 - SLACK):
+            limited.append(number)
+        usual.add(norm)
+    return limited
 
 
 def drawn_batches(parts: list[np.ndarray], steps: int, seed: int) -> np.ndarray:
