@@ -128,7 +128,7 @@ def train(
     limited = limited_steps(row.step for row in result.history)
     if limited:
         where = f"{rule.rule}, {attack or 'no attack'}, {attackers} tolerated"
-        print(f"{where}: {len(limited)} steps were limited, the first is step {limited[0]}", file=sys.stderr)
+        print(f"{where}: steps that were shortened: {len(limited)}, first step {limited[0]}", file=sys.stderr)
     return 100 * result.history[-1].tested["accuracy"]
 
 
